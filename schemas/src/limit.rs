@@ -1,0 +1,47 @@
+//! Every limit that more than one room must agree on (invariant BOUNDED). A limit of a single room lives in that room.
+
+/// Bytes of a run's prompt or an agent's instructions.
+pub const PROMPT_BYTES: usize = 1024 * 1024;
+/// Bytes of one steer's message.
+pub const STEER_BYTES: usize = 32 * 1024;
+/// Open steers that one run may hold.
+pub const STEERS_OPEN: i64 = 1000;
+/// Bytes of a JSON request body; the prompt may be escaped six-fold.
+pub const BODY_BYTES: usize = 8 * 1024 * 1024;
+/// Bytes of one input or output file unless configured otherwise.
+pub const FILE_BYTES: u64 = 25 * 1024 * 1024;
+/// Input files of one run, and files that one run may leave in its outputs.
+pub const FILES_PER_RUN: usize = 100;
+/// Bytes of a file's name after normalising.
+pub const FILE_NAME_BYTES: usize = 255;
+/// Bytes of a result's text; the rest is cut and `truncated` says so.
+pub const RESULT_BYTES: usize = 1024 * 1024;
+/// Bytes of the last stdout that stand in for a missing result file.
+pub const RESULT_TAIL_BYTES: usize = 64 * 1024;
+/// Payload bytes of one transcript frame.
+pub const FRAME_BYTES: usize = 32 * 1024;
+/// How long the supervisor gathers output before it cuts a frame, in milliseconds.
+pub const FRAME_MS: u64 = 50;
+/// Frames whose subjects end in the same block number.
+pub const FRAMES_PER_BLOCK: u64 = 1024;
+/// Bytes of `TASK` and `SYSTEM_PROMPT`; longer ones are only in the `*_FILE` forms (Linux allows 128 KiB an argument).
+pub const ENV_VALUE_BYTES: usize = 96 * 1024;
+/// Bytes of one message on the connection between supervisor and gateway.
+pub const GUEST_MESSAGE_BYTES: usize = 8 * 1024 * 1024;
+/// Bytes of one piece of a file on that connection.
+pub const FILE_PIECE_BYTES: usize = 256 * 1024;
+/// Bytes of a webhook delivery's body (Standard Webhooks advises below 20 KB).
+pub const WEBHOOK_BODY_BYTES: usize = 20_000;
+/// Targets that one run's result may be delivered to.
+pub const TARGETS_PER_RUN: usize = 16;
+/// Labels of one run, and bytes of a key or a value.
+pub const LABELS_PER_RUN: usize = 32;
+pub const LABEL_BYTES: usize = 256;
+/// Rows of one page of a list.
+pub const PAGE_ROWS: i64 = 100;
+/// Longest `?wait=` in seconds.
+pub const WAIT_S: u64 = 60;
+/// Bytes of an `Idempotency-Key`.
+pub const IDEMPOTENCY_KEY_BYTES: usize = 255;
+/// How long an idempotency key is remembered, in hours.
+pub const IDEMPOTENCY_HOURS: i32 = 24;
