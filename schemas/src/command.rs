@@ -14,6 +14,8 @@ pub enum Command {
     Host { host: String, run: RunId },
     /// Seal what this epoch has printed, until it is closed.
     Seal { tenant: TenantId, run: RunId, epoch: i32 },
+    /// This epoch's record is closed: its run may settle.
+    Sealed { tenant: TenantId, run: RunId, epoch: i32 },
     /// Send this delivery.
     Deliver { tenant: TenantId, delivery: DeliveryId },
     /// A kind that a newer release knows.

@@ -39,6 +39,12 @@ pub fn seal(tenant: TenantId, run: RunId, epoch: i32) -> String {
 }
 pub const SEAL_ALL: &str = "command.seal.>";
 
+/// An epoch's record is closed.
+pub fn sealed(tenant: TenantId, run: RunId, epoch: i32) -> String {
+    format!("command.sealed.{tenant}.{run}.{epoch}")
+}
+pub const SEALED_ALL: &str = "command.sealed.>";
+
 /// A delivery is due.
 pub fn deliver(tenant: TenantId, delivery: DeliveryId) -> String {
     format!("command.deliver.{tenant}.{delivery}")

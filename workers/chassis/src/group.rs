@@ -1,0 +1,68 @@
+//! Group commit: callers hand in one item each, what arrived together shares a transaction. No item waits for others to come: a batch is what queued
+//! up while the lanes were busy.
+
+use std::{future::Future, sync::Arc};
+
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use towpath_schemas::ErrorCode;
+
+use crate::{Error, Result, task::Tasks};
+
+/// Callers that may wait for a lane; beyond it they are told to come again.
+const QUEUE: usize = 4096;
+
+/// Hands items to batches and their answers back.
+pub struct Group<T, R>(mpsc::Sender<(T, oneshot::Sender<R>)>);
+
+impl<T, R> Clone for Group<T, R> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T: Send + 'static, R: Send + 'static> Group<T, R> {
+    /// `run` answers each item of a batch, in order. At most `lanes` batches of at most `most` items run at a time.
+    pub fn start<F, Fut>(tasks: &Tasks, lanes: usize, most: usize, run: F) -> Self
+    where
+        F: Fn(Vec<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Vec<R>> + Send + 'static,
+    {
+        let (sender, mut receiver) = mpsc::channel::<(T, oneshot::Sender<R>)>(QUEUE);
+        let lanes = Arc::new(Semaphore::new(lanes));
+        let run = Arc::new(run);
+        let spawner = tasks.clone();
+        let stop = tasks.stopping();
+        tasks.spawn(async move {
+            let mut batch = Vec::with_capacity(most);
+            loop {
+                let Ok(permit) = lanes.clone().acquire_owned().await else { return };
+                let received = tokio::select! {
+                    received = receiver.recv_many(&mut batch, most) => received,
+                    () = stop.cancelled() => receiver.try_recv().map(|item| { batch.push(item); 1 }).unwrap_or(0),
+                };
+                if received == 0 {
+                    return;
+                }
+                let (items, answers): (Vec<T>, Vec<_>) = batch.drain(..).unzip();
+                let run = run.clone();
+                spawner.spawn(async move {
+                    for (answer, result) in answers.into_iter().zip(run(items).await) {
+                        // A caller that has gone away does not want its answer.
+                        let _ = answer.send(result);
+                    }
+                    drop(permit);
+                });
+            }
+        });
+        Self(sender)
+    }
+
+    pub async fn submit(&self, item: T) -> Result<R> {
+        let (answer, result) = oneshot::channel();
+        self.0.try_send((item, answer)).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => Error::refused(ErrorCode::Unavailable, format!("{QUEUE} requests wait already")),
+            mpsc::error::TrySendError::Closed(_) => Error::refused(ErrorCode::Draining, "this process is shutting down"),
+        })?;
+        result.await.map_err(|_| Error::refused(ErrorCode::OutcomeUnknown, "the batch broke off"))
+    }
+}

@@ -1,0 +1,126 @@
+//! The three JetStream streams and their consumers, declared in one place.
+
+use std::time::{Duration, Instant};
+
+use async_nats::{
+    Client, ConnectOptions,
+    jetstream::{
+        self, Context,
+        consumer::{AckPolicy, PullConsumer, pull},
+        stream::{Config as StreamConfig, DiscardPolicy, RetentionPolicy, StorageType},
+    },
+};
+use towpath_schemas::subject;
+
+use crate::{Config, Error, Result};
+
+/// Bytes of commands that JetStream may hold; beyond it a publish fails and the row stays in the outbox.
+const COMMAND_BYTES: i64 = 1 << 30;
+/// How long facts stay on the EVENT stream for a curious operator.
+const EVENT_AGE: Duration = Duration::from_secs(3600);
+const EVENT_BYTES: i64 = 64 << 20;
+/// Unacknowledged messages that one consumer may have out.
+pub const ACK_PENDING: i64 = 4096;
+
+fn nats_error(doing: &'static str, error: impl std::fmt::Display) -> Error {
+    Error::Nats { doing, detail: error.to_string() }
+}
+
+/// Connects, waiting for a server that is away up to `start_wait`; afterwards the client reconnects by itself for ever.
+pub async fn connect(config: &Config) -> Result<Client> {
+    let url: url::Url = config.nats_url.0.parse().map_err(|_| Error::Config("TOWPATH_NATS_URL is no nats:// URL".to_owned()))?;
+    let (user, password) = (url.username().to_owned(), url.password().unwrap_or_default().to_owned());
+    let mut address = url.clone();
+    let _ = address.set_username("").and_then(|()| address.set_password(None));
+    let started = Instant::now();
+    loop {
+        let mut options = ConnectOptions::new()
+            .name("towpath")
+            .ping_interval(Duration::from_secs(5))
+            .connection_timeout(Duration::from_secs(3))
+            .request_timeout(Some(Duration::from_secs(5)))
+            .subscription_capacity(65_536)
+            .reconnect_delay_callback(|attempts| Duration::from_millis((50 * attempts as u64).min(1000)));
+        if !user.is_empty() {
+            options = options.user_and_password(user.clone(), password.clone());
+        }
+        match options.connect(address.as_str()).await {
+            Ok(client) => return Ok(client),
+            Err(error) if started.elapsed() < config.limits.start_wait => {
+                tracing::warn!(%error, "waiting for NATS");
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            Err(error) => return Err(nats_error("connect", error)),
+        }
+    }
+}
+
+pub fn context(client: &Client) -> Context {
+    jetstream::new(client.clone())
+}
+
+/// Makes the streams when they are not there. Also called whenever one turns out to be gone: losing all of NATS loses nothing.
+pub async fn declare(jetstream: &Context, config: &Config) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        match declare_once(jetstream, config).await {
+            Ok(()) => return Ok(()),
+            Err(error) if started.elapsed() < config.limits.start_wait => {
+                tracing::warn!(error = %error, "waiting for JetStream");
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+async fn declare_once(jetstream: &Context, config: &Config) -> Result<()> {
+    let base = StreamConfig { storage: StorageType::File, discard: DiscardPolicy::New, allow_direct: true, ..StreamConfig::default() };
+    let streams = [
+        StreamConfig {
+            name: subject::COMMAND.to_owned(),
+            subjects: vec![subject::COMMAND_ALL.to_owned()],
+            retention: RetentionPolicy::WorkQueue,
+            max_bytes: COMMAND_BYTES,
+            ..base.clone()
+        },
+        StreamConfig {
+            name: subject::OUTPUT.to_owned(),
+            subjects: vec![subject::OUTPUT_ALL.to_owned()],
+            max_bytes: config.limits.output_stream_bytes,
+            ..base.clone()
+        },
+        StreamConfig {
+            name: subject::EVENT.to_owned(),
+            subjects: vec![subject::EVENT_ALL.to_owned()],
+            discard: DiscardPolicy::Old,
+            max_age: EVENT_AGE,
+            max_bytes: EVENT_BYTES,
+            ..base
+        },
+    ];
+    for stream in streams {
+        jetstream.get_or_create_stream(stream).await.map_err(|error| nats_error("declare stream", error))?;
+    }
+    Ok(())
+}
+
+/// The durable pull consumer of a role; made again when it has vanished.
+pub async fn consumer(jetstream: &Context, name: &str, filter: &str, config: &Config) -> Result<PullConsumer> {
+    let stream = jetstream.get_stream(subject::COMMAND).await.map_err(|error| nats_error("find stream", error))?;
+    stream
+        .get_or_create_consumer(
+            name,
+            pull::Config {
+                durable_name: Some(name.to_owned()),
+                filter_subject: filter.to_owned(),
+                ack_policy: AckPolicy::Explicit,
+                ack_wait: config.limits.ack_wait,
+                max_ack_pending: ACK_PENDING,
+                max_deliver: -1,
+                ..pull::Config::default()
+            },
+        )
+        .await
+        .map_err(|error| nats_error("declare consumer", error))
+}
