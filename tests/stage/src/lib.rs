@@ -1,1 +1,22 @@
+#![doc = include_str!("../README.md")]
 
+mod http;
+mod keeper;
+mod nats;
+mod port;
+mod postgres;
+mod probe;
+mod process;
+mod record;
+mod s3;
+mod servers;
+mod shared;
+mod tool;
+
+pub use nats::{Nats, NatsLease, connect as connect_nats};
+pub use port::free_port;
+pub use postgres::Postgres;
+pub use probe::wait_for;
+pub use s3::{S3, S3Access};
+pub use servers::{Options, Servers, Status, Which, stop_recorded};
+pub use shared::{Shared, fresh_bucket, fresh_database, fresh_nats, shared};
