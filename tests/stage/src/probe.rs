@@ -10,7 +10,7 @@ const POLL: Duration = Duration::from_millis(20);
 const ONE_PROBE: Duration = Duration::from_secs(5);
 
 /// Asks again and again until the answer is `Some`; an error that names `what` after the deadline.
-pub async fn wait_for<T>(what: &str, deadline: Duration, mut ask: impl AsyncFnMut() -> Option<T>) -> Result<T> {
+pub async fn wait_for<T, F: Future<Output = Option<T>>>(what: &str, deadline: Duration, mut ask: impl FnMut() -> F) -> Result<T> {
     let began = Instant::now();
     loop {
         if let Ok(Some(answer)) = tokio::time::timeout(deadline, ask()).await {

@@ -106,12 +106,13 @@ impl Slot {
     /// Starts the command with its output appended to the log.
     pub fn spawn(&self, mut command: Command) -> Result<()> {
         let log = File::options().create(true).append(true).open(&self.log).with_context(|| format!("open {}", self.log.display()))?;
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let child = if self.detached {
-            command.process_group(0).spawn().with_context(|| format!("start {}", self.name))?
+        if self.detached {
+            command.process_group(0);
         } else {
-            keeper::spawn(dying_with_us(&command)).with_context(|| format!("start {}", self.name))?
-        };
+            command = dying_with_us(&command);
+        }
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = keeper::spawn(command).with_context(|| format!("start {}", self.name))?;
         let pid = i32::try_from(child.id())?;
         let identity = Identity::of(pid).with_context(|| format!("{} ended at once", self.name))?;
         *self.process.lock().expect("slot") = Some((identity, Some(child)));
