@@ -1,0 +1,227 @@
+//! The copy inside: process 1 of the sandbox (or, without isolation, the subreaper of what it starts).
+//!
+//! Executes the command at most once and only when told so, reaps everything, and passes the raw wait status out.
+//! When its socket closes it ends everything and itself: nothing inside outlives the supervisor outside.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, BufRead, BufReader, Read, Write},
+    os::{
+        fd::OwnedFd,
+        unix::{fs::PermissionsExt, net::UnixStream, process::CommandExt},
+    },
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions, set_dumpable_behavior};
+
+use crate::{
+    control::{FromInit, Go, LINE_BYTES, ToInit},
+    host, sys,
+};
+
+/// Added to the command's chance of being chosen when memory runs out, so that process 1 lives to tell it.
+const OOM_SCORE: &str = "500";
+/// Without isolation: how long to try to end what is left once nobody listens any more.
+const LAST_WAIT: Duration = Duration::from_secs(10);
+
+pub struct InitArguments {
+    socket: i32,
+    stdout: i32,
+    stderr: i32,
+    /// Without a PID namespace of its own.
+    subreaper: bool,
+}
+
+impl InitArguments {
+    /// `--fds S,O,E [--subreaper]`.
+    pub fn parse(words: &[String]) -> Option<Self> {
+        let subreaper = match words.get(2).map(String::as_str) {
+            None => false,
+            Some("--subreaper") => true,
+            Some(_) => return None,
+        };
+        if words.first()? != "--fds" {
+            return None;
+        }
+        let numbers: Vec<i32> = words.get(1)?.split(',').map(|number| number.parse().ok()).collect::<Option<_>>()?;
+        let [socket, stdout, stderr] = numbers.try_into().ok()?;
+        Some(Self { socket, stdout, stderr, subreaper })
+    }
+}
+
+pub fn run(arguments: InitArguments) -> ExitCode {
+    match serve(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("process 1: {error}");
+            ExitCode::from(crate::exit::FAILED)
+        }
+    }
+}
+
+/// Whom a signal goes to.
+#[derive(Clone, Copy)]
+enum Reach {
+    Namespace,
+    Descendants,
+}
+
+impl Reach {
+    fn signal(self, signal: Signal) {
+        match self {
+            Reach::Namespace => sys::signal_all_in_namespace(signal.as_raw()),
+            Reach::Descendants => {
+                for pid in host::descendants(std::process::id() as i32).into_iter().filter_map(Pid::from_raw) {
+                    // It may have ended since.
+                    rustix::process::kill_process(pid, signal).ok();
+                }
+            }
+        }
+    }
+
+    /// TERM, grace, KILL. A stopped process is woken so that it can hear TERM.
+    fn stop(self, grace: Duration) {
+        self.signal(Signal::TERM);
+        self.signal(Signal::CONT);
+        thread::sleep(grace);
+        self.signal(Signal::KILL);
+    }
+}
+
+static STOPPING: AtomicBool = AtomicBool::new(false);
+
+fn serve(arguments: InitArguments) -> io::Result<()> {
+    // Opened now, because a process that is not dumpable may not open its own.
+    let score = OpenOptions::new().write(true).open("/proc/self/oom_score_adj").ok();
+    // Otherwise the command, being the same user, could read this process's memory and descriptors.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    let socket = UnixStream::from(sys::inherited(arguments.socket)?);
+    let (stdout, stderr) = (sys::inherited(arguments.stdout)?, sys::inherited(arguments.stderr)?);
+    sys::close_at_exec_from(3);
+    if arguments.subreaper {
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    }
+    let reach = if arguments.subreaper { Reach::Descendants } else { Reach::Namespace };
+    let mut orders = BufReader::new(socket.try_clone()?);
+    let Some(ToInit::Go(go)) = next_order(&mut orders) else { return Ok(()) };
+    let main = match execute(&go, score, stdout, stderr) {
+        Ok(pid) => pid,
+        Err(refusal) => return say(&socket, &refusal),
+    };
+    say(&socket, &FromInit::Started)?;
+    thread::spawn(move || listen(orders, reach));
+    reap(&socket, main, reach, Duration::from_millis(go.grace_ms))
+}
+
+/// None when the supervisor outside is gone or says what is not understood.
+fn next_order(orders: &mut BufReader<UnixStream>) -> Option<ToInit> {
+    let mut line = Vec::new();
+    orders.take(LINE_BYTES as u64).read_until(b'\n', &mut line).ok()?;
+    serde_json::from_slice(&line).ok()
+}
+
+fn say(mut socket: &UnixStream, message: &FromInit) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    socket.write_all(&line)
+}
+
+fn listen(mut orders: BufReader<UnixStream>, reach: Reach) {
+    while let Some(order) = next_order(&mut orders) {
+        if let ToInit::Stop { grace_ms } = order {
+            STOPPING.store(true, Ordering::SeqCst);
+            // A later order with a shorter grace must not wait for this one.
+            thread::spawn(move || reach.stop(Duration::from_millis(grace_ms)));
+        }
+    }
+    match reach {
+        // The kernel ends everything in the namespace with its process 1.
+        Reach::Namespace => {}
+        Reach::Descendants => {
+            let until = Instant::now() + LAST_WAIT;
+            while Instant::now() < until && !host::descendants(std::process::id() as i32).is_empty() {
+                reach.signal(Signal::KILL);
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+    std::process::exit(1);
+}
+
+fn reap(socket: &UnixStream, main: u32, reach: Reach, grace: Duration) -> io::Result<()> {
+    loop {
+        match rustix::process::wait(WaitOptions::empty()) {
+            Ok(Some((pid, status))) if pid.as_raw_nonzero().get() as u32 == main => {
+                say(socket, &FromInit::Main { status: status.as_raw() as i32 })?;
+                if !STOPPING.swap(true, Ordering::SeqCst) {
+                    thread::spawn(move || reach.stop(grace));
+                }
+            }
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            // No child is left, and every orphan is a child of ours.
+            Err(rustix::io::Errno::CHILD) => return say(socket, &FromInit::Ended),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn execute(go: &Go, score: Option<File>, stdout: OwnedFd, stderr: OwnedFd) -> Result<u32, FromInit> {
+    let program = find(go)?;
+    let name = go.command.first().cloned().unwrap_or_default();
+    let set_score = |value: &str| {
+        if let Some(mut file) = score.as_ref() {
+            // Only shifts the kernel's choice; without it the end is still told, as one without a status.
+            file.write_all(value.as_bytes()).ok();
+        }
+    };
+    set_score(OOM_SCORE);
+    let mut command = Command::new(&program);
+    command.arg0(&name).args(&go.command[1..]).env_clear().envs(go.env.iter().map(|(key, value)| (key, value)));
+    command.current_dir(&go.folder).process_group(0).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+    // The error of exec comes back over a close-on-exec pipe, so it cannot be taken for an exit code of the command.
+    let child = command.spawn();
+    set_score("0");
+    child.map(|child| child.id()).map_err(|error| {
+        let reason = match error.raw_os_error() {
+            Some(libc::ENOENT) => "the interpreter that it names does not exist".to_owned(),
+            Some(libc::ENOEXEC) => "it is neither a program of this machine nor a script that begins with #!".to_owned(),
+            _ => error.to_string(),
+        };
+        not_executable(&name, &reason)
+    })
+}
+
+fn not_executable(name: &str, reason: &str) -> FromInit {
+    FromInit::Refused { code: "command_not_executable".to_owned(), message: format!("`{name}` cannot be executed: {reason}") }
+}
+
+/// Looks a name without a slash up in the command's own PATH, as a shell would.
+fn find(go: &Go) -> Result<PathBuf, FromInit> {
+    let name = go.command.first().cloned().unwrap_or_default();
+    let not_found = |why: &str| FromInit::Refused { code: "command_not_found".to_owned(), message: format!("`{name}` does not exist{why}") };
+    if name.is_empty() {
+        return Err(not_found(": the command is empty"));
+    }
+    let candidates: Vec<PathBuf> = if name.contains('/') {
+        vec![Path::new(&go.folder).join(&name)]
+    } else {
+        let path = go.env.iter().find(|(key, _)| key == "PATH").map(|(_, value)| value.as_str()).unwrap_or_default();
+        path.split(':').filter(|folder| !folder.is_empty()).map(|folder| Path::new(folder).join(&name)).collect()
+    };
+    let mut refusal = not_found(" inside the sandbox");
+    for candidate in candidates {
+        match fs::metadata(&candidate) {
+            Ok(meta) if meta.is_file() && meta.permissions().mode() & 0o111 != 0 => return Ok(candidate),
+            Ok(meta) if meta.is_file() => refusal = not_executable(&name, "its file has no execute permission"),
+            Ok(_) => refusal = not_executable(&name, "it is not a file"),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => refusal = not_executable(&name, "it may not be reached"),
+            Err(_) => {}
+        }
+    }
+    Err(refusal)
+}

@@ -1,0 +1,396 @@
+//! What is to be told to the gateway, and what it told us: the one place where the connection and the work meet.
+//!
+//! The connection pulls: nothing is queued that could be derived. A report is kept until its answer came and is sent again on every
+//! new connection; a question (a piece of an input file) likewise.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeMap, VecDeque},
+    io,
+};
+
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
+use towpath_schemas::{
+    frame::FrameKind,
+    guest::{FromGuest, Identity, Phase, StartOrder, SteerOrder, ToGuest},
+    id::FileId,
+};
+
+use super::{spool::Spool, steers::Ledger, upload::Uploads};
+
+/// Bytes of frames that may be on their way without being stored.
+const WINDOW_BYTES: usize = 4 * 1024 * 1024;
+/// Bytes of frames in one message.
+const BATCH_BYTES: usize = 256 * 1024;
+/// Start steps that wait to be told.
+const STEPS: usize = 64;
+
+/// What the gateway wants of a run, beside its start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stop {
+    pub grace_s: u32,
+    pub reason: String,
+}
+
+/// The reports that are answered one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// None: sent again on every connection.
+    Never,
+    Ended,
+    Result,
+    Release,
+}
+
+struct Report {
+    message: FromGuest,
+    answer: Answer,
+    sent_on: u64,
+}
+
+struct Read {
+    file: FileId,
+    offset: u64,
+    length: u32,
+    sent_on: u64,
+    reply: oneshot::Sender<Result<Vec<u8>, String>>,
+}
+
+/// One message to send.
+pub enum Outgoing {
+    Text(FromGuest),
+    Binary(Vec<u8>),
+}
+
+struct Inner {
+    steps: VecDeque<FromGuest>,
+    reports: Vec<Report>,
+    reads: BTreeMap<u64, Read>,
+    next_read: u64,
+    order: Option<StartOrder>,
+    stop: Option<Stop>,
+    ledger: Ledger,
+    uploads: Uploads,
+    spool: Spool,
+    /// Last sequence number and bytes of each batch that was sent and is not stored.
+    window: VecDeque<(u64, usize)>,
+    window_bytes: usize,
+    identity: Identity,
+    phase: Phase,
+    last_activity: Instant,
+}
+
+pub struct Desk {
+    inner: RefCell<Inner>,
+    /// Something may be there to send.
+    outgoing: Notify,
+    /// The gateway said something that the work may wait for.
+    incoming: Notify,
+    room: Notify,
+    released: Cell<bool>,
+    fenced: Cell<bool>,
+}
+
+impl Desk {
+    pub fn new(spool: Spool, ledger: Ledger, identity: Identity) -> Self {
+        let inner = Inner {
+            steps: VecDeque::new(),
+            reports: Vec::new(),
+            reads: BTreeMap::new(),
+            next_read: 1,
+            order: None,
+            stop: None,
+            ledger,
+            uploads: Uploads::default(),
+            spool,
+            window: VecDeque::new(),
+            window_bytes: 0,
+            identity,
+            phase: Phase::Fresh,
+            last_activity: Instant::now(),
+        };
+        Self {
+            inner: RefCell::new(inner),
+            outgoing: Notify::new(),
+            incoming: Notify::new(),
+            room: Notify::new(),
+            released: Cell::new(false),
+            fenced: Cell::new(false),
+        }
+    }
+
+    // What the work does.
+
+    /// Resolves when `get` finds what it waits for; looked at after every message of the gateway.
+    async fn wait<T>(&self, get: impl Fn(&Self) -> Option<T>) -> T {
+        loop {
+            // Registered before looking, so that no wake-up falls in between.
+            let told = self.incoming.notified();
+            tokio::pin!(told);
+            told.as_mut().enable();
+            if let Some(value) = get(self) {
+                return value;
+            }
+            told.await;
+        }
+    }
+
+    pub async fn start_order(&self) -> StartOrder {
+        self.wait(|desk| desk.inner.borrow().order.clone()).await
+    }
+
+    pub async fn stop_order(&self) -> Stop {
+        self.wait(Desk::stop_asked).await
+    }
+
+    pub fn stop_asked(&self) -> Option<Stop> {
+        self.inner.borrow().stop.clone()
+    }
+
+    pub async fn fenced(&self) {
+        self.wait(|desk| desk.fenced.get().then_some(())).await;
+    }
+
+    pub async fn released(&self) {
+        self.wait(|desk| desk.released.get().then_some(())).await;
+    }
+
+    /// Every report has its answer and every output was taken or refused.
+    pub async fn all_answered(&self) {
+        self.wait(|desk| {
+            let inner = desk.inner.borrow();
+            (inner.reports.iter().all(|report| report.answer == Answer::Never) && inner.uploads.is_done()).then_some(())
+        })
+        .await;
+    }
+
+    pub async fn steer_waits(&self) {
+        self.wait(|desk| desk.inner.borrow().ledger.has_waiting().then_some(())).await;
+    }
+
+    /// Asks for a piece of an input file, over as many connections as it takes.
+    pub async fn read_file(&self, file: FileId, offset: u64, length: u32) -> Result<Vec<u8>, String> {
+        let (reply, answer) = oneshot::channel();
+        {
+            let mut inner = self.inner.borrow_mut();
+            let number = inner.next_read;
+            inner.next_read += 1;
+            inner.reads.insert(number, Read { file, offset, length, sent_on: 0, reply });
+        }
+        self.outgoing.notify_one();
+        answer.await.unwrap_or_else(|_| Err("the question was dropped".to_owned()))
+    }
+
+    pub fn step(&self, step: &str, detail: Option<String>) {
+        let mut inner = self.inner.borrow_mut();
+        if inner.steps.len() < STEPS {
+            inner.steps.push_back(FromGuest::Step { step: step.to_owned(), detail });
+        }
+        drop(inner);
+        self.outgoing.notify_one();
+    }
+
+    pub fn report(&self, message: FromGuest) {
+        let answer = match &message {
+            FromGuest::Ended { .. } => Answer::Ended,
+            FromGuest::Result { .. } => Answer::Result,
+            FromGuest::Done => Answer::Release,
+            _ => Answer::Never,
+        };
+        self.inner.borrow_mut().reports.push(Report { message, answer, sent_on: 0 });
+        self.outgoing.notify_one();
+    }
+
+    pub fn append(&self, kind: FrameKind, payload: &[u8]) -> io::Result<()> {
+        let mut inner = self.inner.borrow_mut();
+        inner.spool.append(kind, payload)?;
+        inner.last_activity = Instant::now();
+        drop(inner);
+        self.outgoing.notify_one();
+        Ok(())
+    }
+
+    pub async fn spool_room(&self) {
+        loop {
+            let room = self.room.notified();
+            tokio::pin!(room);
+            room.as_mut().enable();
+            if self.inner.borrow().spool.has_room() {
+                return;
+            }
+            room.await;
+        }
+    }
+
+    pub fn printed(&self) -> u64 {
+        self.inner.borrow().spool.printed()
+    }
+
+    pub fn with_ledger<T>(&self, act: impl FnOnce(&mut Ledger) -> T) -> T {
+        let mut inner = self.inner.borrow_mut();
+        let result = act(&mut inner.ledger);
+        if inner.ledger.took_input() {
+            inner.last_activity = Instant::now();
+        }
+        drop(inner);
+        self.outgoing.notify_one();
+        result
+    }
+
+    pub fn with_uploads<T>(&self, act: impl FnOnce(&mut Uploads) -> T) -> T {
+        let result = act(&mut self.inner.borrow_mut().uploads);
+        self.outgoing.notify_one();
+        result
+    }
+
+    pub fn last_activity(&self) -> Instant {
+        self.inner.borrow().last_activity
+    }
+
+    pub fn set_phase(&self, phase: Phase) {
+        self.inner.borrow_mut().phase = phase;
+    }
+
+    pub fn set_identity(&self, identity: Identity) {
+        self.inner.borrow_mut().identity = identity;
+    }
+
+    // What the connection does.
+
+    pub fn phase(&self) -> Phase {
+        self.inner.borrow().phase
+    }
+
+    pub fn identity(&self) -> Identity {
+        self.inner.borrow().identity.clone()
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.released.get() || self.fenced.get()
+    }
+
+    pub async fn something_to_send(&self) {
+        self.outgoing.notified().await;
+    }
+
+    /// The next message of this connection (numbered from 1); None when there is nothing to say.
+    pub fn next(&self, connection: u64) -> io::Result<Option<Outgoing>> {
+        let mut inner = self.inner.borrow_mut();
+        if let Some(step) = inner.steps.pop_front() {
+            return Ok(Some(Outgoing::Text(step)));
+        }
+        if let Some((number, read)) = inner.reads.iter_mut().find(|(_, read)| read.sent_on != connection) {
+            read.sent_on = connection;
+            let message = FromGuest::ReadFile { request: *number, file: read.file, offset: read.offset, length: read.length };
+            return Ok(Some(Outgoing::Text(message)));
+        }
+        if let Some(message) = inner.ledger.next(connection) {
+            return Ok(Some(Outgoing::Text(message)));
+        }
+        let drained = inner.spool.is_drained();
+        if let Some(report) =
+            inner.reports.iter_mut().find(|report| report.sent_on != connection && (drained || report.answer != Answer::Release))
+        {
+            report.sent_on = connection;
+            return Ok(Some(Outgoing::Text(report.message.clone())));
+        }
+        if inner.window_bytes < WINDOW_BYTES
+            && let Some((frames, last)) = inner.spool.read(BATCH_BYTES)?
+        {
+            inner.window.push_back((last, frames.len()));
+            inner.window_bytes += frames.len();
+            let mut message = Vec::with_capacity(1 + frames.len());
+            message.push(towpath_schemas::guest::binary::FRAMES);
+            message.extend_from_slice(&frames);
+            return Ok(Some(Outgoing::Binary(message)));
+        }
+        inner.uploads.next(connection)
+    }
+
+    /// Applies what the gateway said after its welcome.
+    pub fn hear(&self, message: ToGuest) {
+        let mut inner = self.inner.borrow_mut();
+        match message {
+            ToGuest::Welcome { sealed } => {
+                inner.spool.sealed(sealed);
+                inner.resend(sealed.saturating_add(1));
+            }
+            ToGuest::Start(order) => inner.order = inner.order.take().or(Some(*order)),
+            ToGuest::Fenced => self.fenced.set(true),
+            ToGuest::Stored { seq } => inner.stored(seq),
+            ToGuest::Sealed { seq } => {
+                inner.stored(seq);
+                inner.spool.sealed(seq);
+            }
+            ToGuest::Resend { from } => inner.resend(from),
+            ToGuest::Steer(order) => inner.take_steer(order),
+            ToGuest::Cancel { grace_s, reason } => inner.stop = inner.stop.take().or(Some(Stop { grace_s, reason })),
+            ToGuest::EndedStored => inner.answered(Answer::Ended),
+            ToGuest::ResultStored => inner.answered(Answer::Result),
+            ToGuest::FileRefused { request, code, detail } => inner.piece(request, Err(format!("{code}: {detail}"))),
+            ToGuest::OutputStored { upload } => inner.uploads.answered(upload),
+            ToGuest::OutputRefused { upload, code, detail } => {
+                eprintln!("output {upload} was refused: {code}: {detail}");
+                inner.uploads.answered(upload);
+            }
+            ToGuest::Release => self.released.set(true),
+            ToGuest::Later { .. } | ToGuest::Unknown => {}
+        }
+        drop(inner);
+        self.incoming.notify_waiters();
+        self.room.notify_waiters();
+        self.outgoing.notify_one();
+    }
+
+    /// A piece of an input file.
+    pub fn hear_piece(&self, request: u64, bytes: Vec<u8>) {
+        self.inner.borrow_mut().piece(request, Ok(bytes));
+    }
+}
+
+impl Inner {
+    fn stored(&mut self, seq: u64) {
+        while let Some((last, bytes)) = self.window.front().copied()
+            && last <= seq
+        {
+            self.window_bytes -= bytes;
+            self.window.pop_front();
+        }
+    }
+
+    fn resend(&mut self, from: u64) {
+        self.spool.rewind(from);
+        self.window.clear();
+        self.window_bytes = 0;
+    }
+
+    fn take_steer(&mut self, order: SteerOrder) {
+        let id = order.steer;
+        if let Err(error) = self.ledger.take(order) {
+            // Not known to us, so the gateway still counts it as sent, and the next hello brings it again.
+            eprintln!("{id} cannot be kept: {error}");
+        }
+    }
+
+    fn answered(&mut self, answer: Answer) {
+        for report in self.reports.iter_mut().filter(|report| report.answer == answer) {
+            report.answer = Answer::Never;
+            report.sent_on = u64::MAX;
+        }
+        self.reports.retain(|report| report.sent_on != u64::MAX);
+    }
+
+    fn piece(&mut self, request: u64, answer: Result<Vec<u8>, String>) {
+        if let Some(read) = self.reads.remove(&request) {
+            let bounded = answer.map(|mut bytes| {
+                bytes.truncate(read.length as usize);
+                bytes
+            });
+            // Nobody waits any more when the start was given up.
+            read.reply.send(bounded).ok();
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! One run inside its sandbox, from the start order to the last answer.
+
+use std::{cell::RefCell, io, path::Path, time::Duration};
+
+use tokio::time::{sleep, sleep_until, timeout};
+use towpath_schemas::{
+    agent::{Isolation, Terminal},
+    frame::{EndRecord, FrameKind},
+    guest::{Exit, FromGuest, Phase, SandboxSpec, StartOrder},
+};
+
+use super::{
+    Identified, desk::Desk, disk, fifo, fifo::Fifo, gather, gather::Tail, net, output, prepare, prepare::Places, result, sandbox,
+    sandbox::{Events, InitProcess, Orders, Printed, Remains}, stage, stage::Inputs,
+};
+use crate::{
+    cgroup::{Cgroup, CgroupLimits, Controllers},
+    control::{FromInit, Go, ToInit},
+    folder::{self, Folder},
+    wall::WallOrder,
+};
+
+/// After TERM and the grace and KILL: how long until process 1 itself is killed from outside.
+const STUBBORN: Duration = Duration::from_secs(5);
+/// Bytes in /tmp and in /dev/shm, unless the memory limit is smaller.
+const TMP_BYTES: u64 = 1024 * 1024 * 1024;
+const DISK_RETRY: Duration = Duration::from_secs(1);
+
+pub struct Work<'a> {
+    pub desk: &'a Desk,
+    pub spec: &'a SandboxSpec,
+    pub folder: &'a Folder,
+    pub identified: &'a Identified,
+    /// What runs now, so that it can be ended when this work is dropped half-way.
+    pub running: &'a RefCell<Option<Remains>>,
+}
+
+/// Nothing was executed, and why.
+struct Refusal {
+    code: String,
+    message: String,
+}
+
+fn wall_failed(message: impl ToString) -> Refusal {
+    Refusal { code: "wall_failed".to_owned(), message: message.to_string() }
+}
+
+/// How it went.
+#[derive(Default)]
+struct Outcome {
+    exit: Exit,
+    reason: Option<String>,
+}
+
+/// Everything that is ready when process 1 may be told to go.
+struct Raised {
+    orders: Orders,
+    events: Events,
+    printed: Printed,
+    init: InitProcess,
+    _network: Option<net::Network>,
+}
+
+impl Work<'_> {
+    /// Ends when everything was kept, or when nobody came for it.
+    pub async fn run(&self) {
+        let order = self.desk.start_order().await;
+        let mut tail = Tail::default();
+        let before = self.prepare_workspace().map(|()| output::look_before(Path::new(&self.spec.workspace).join("outputs")));
+        let outcome = match &before {
+            Ok(_) => self.execute(&order, &mut tail).await,
+            Err(error) => Err(wall_failed(format!("the workspace cannot be prepared: {error}"))),
+        };
+        let outcome = outcome.unwrap_or_else(|Refusal { code, message }| {
+            eprintln!("refused: {code}: {message}");
+            self.desk.report(FromGuest::Refused { code: code.clone(), message });
+            Outcome { exit: Exit::default(), reason: Some(code) }
+        });
+        self.desk.set_phase(Phase::Ended);
+        let steers = self.desk.with_ledger(|ledger| ledger.close());
+        self.desk.report(FromGuest::Ended { exit: outcome.exit.clone(), reason: outcome.reason });
+        let result = result::read(&self.folder.control(), &mut tail);
+        self.desk.report(FromGuest::Result { text: result.text, truncated: result.truncated });
+        drop(tail);
+        if let Ok(before) = &before {
+            output::collect(self.desk, before, order.output_bytes).await;
+        }
+        self.append_end(&EndRecord { exit: outcome.exit, bytes: self.desk.printed(), steers }).await;
+        self.remove(&[self.folder.control(), self.folder.etc(), self.folder.steers()]);
+        let linger = async {
+            self.desk.all_answered().await;
+            self.desk.report(FromGuest::Done);
+            self.desk.released().await;
+        };
+        if timeout(Duration::from_secs(self.spec.linger_s), linger).await.is_err() {
+            eprintln!("nobody released this sandbox within {} s; its spool stays", self.spec.linger_s);
+        }
+    }
+
+    fn remove(&self, folders: &[std::path::PathBuf]) {
+        for folder in folders {
+            if let Err(error) = std::fs::remove_dir_all(folder)
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                eprintln!("{} cannot be removed: {error}", folder.display());
+            }
+        }
+    }
+
+    async fn append_end(&self, record: &EndRecord) {
+        let payload = serde_json::to_vec(record).unwrap_or_default();
+        while let Err(error) = self.desk.append(FrameKind::End, &payload) {
+            eprintln!("the end record cannot be written: {error}");
+            sleep(DISK_RETRY).await;
+        }
+    }
+
+    fn prepare_workspace(&self) -> io::Result<()> {
+        let workspace = rustix::fs::open(
+            self.spec.workspace.as_str(),
+            rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::CLOEXEC,
+            rustix::fs::Mode::empty(),
+        )?;
+        stage::own_folder(&workspace, "outputs", self.spec.walls.uid)?;
+        Ok(())
+    }
+
+    /// Stages, raises the walls, gives the word and sees it through.
+    async fn execute(&self, order: &StartOrder, tail: &mut Tail) -> Result<Outcome, Refusal> {
+        if order.terminal != Terminal::Pipes {
+            return Err(wall_failed("this release runs commands on pipes only"));
+        }
+        let places = Places::of(self.spec, self.folder);
+        let mut fifo = prepare::control_folder(self.folder, self.spec, order).map_err(|error| wall_failed(format!("control folder: {error}")))?;
+        let inputs = Inputs::open(Path::new(&self.spec.workspace), &self.folder.control(), places.files())
+            .map_err(|error| wall_failed(format!("the folder for input files: {error}")))?;
+        self.desk.step("inputs", Some(format!("{} files", order.files.len())));
+        tokio::select! {
+            _ = inputs.stage(self.desk, &order.files) => {}
+            stop = self.desk.stop_order() => return Ok(Outcome { exit: Exit::default(), reason: Some(stop.reason) }),
+        }
+        self.desk.step("sandbox", None);
+        let raised = self.raise().await?;
+        let end = self.see_through(order, &places, raised, &mut fifo, &inputs, tail).await;
+        self.end_sandbox(end).await
+    }
+
+    async fn raise(&self) -> Result<Raised, Refusal> {
+        let walls = &self.spec.walls;
+        let root = rustix::process::geteuid().is_root();
+        let bubblewrap = match walls.isolation {
+            Isolation::None => None,
+            Isolation::Bubblewrap if root && walls.uid.is_none_or(|uid| uid == 0) => {
+                return Err(wall_failed("a sandbox may not run as root, and no unprivileged user was named"));
+            }
+            Isolation::Bubblewrap => Some(prepare::program("bwrap").ok_or_else(|| wall_failed("bwrap is not installed"))?),
+        };
+        if walls.egress && bubblewrap.is_none() {
+            // Without a network namespace the command has the host's network, loopback included.
+            eprintln!("no isolation: the command uses the host's network");
+        }
+        prepare::etc_folder(&self.folder.etc(), walls.egress).map_err(|error| wall_failed(format!("etc folder: {error}")))?;
+        let cgroup = self.cgroup()?;
+        let binary = std::env::current_exe().map_err(wall_failed)?;
+        let order = WallOrder {
+            bubblewrap,
+            uid: walls.uid,
+            join: cgroup.as_ref().map(Cgroup::join_files).unwrap_or_default(),
+            workspace: self.spec.workspace.clone().into(),
+            control: self.folder.control(),
+            etc: self.folder.etc(),
+            binary,
+            nested_users: walls.egress && !root,
+            tmp_bytes: walls.memory_bytes.map_or(TMP_BYTES, |bytes| TMP_BYTES.min(bytes)),
+            info_fd: -1,
+            init_fds: [-1; 3],
+        };
+        let isolated = order.bubblewrap.is_some();
+        let relative = cgroup.as_ref().map(|cgroup| cgroup.relative().to_owned());
+        let (sandbox, printed) = sandbox::raise(order, cgroup).await.map_err(wall_failed)?;
+        let sandbox::Sandbox { init, orders, events, remains } = sandbox;
+        *self.running.borrow_mut() = Some(remains);
+        // Durable before the word is given: a process 1 that is on no record has executed nothing.
+        let recorded = self.identified.complete(init, relative).map(|identity| self.desk.set_identity(identity));
+        let ready = match recorded.map_err(|error| wall_failed(format!("its identity cannot be recorded: {error}"))) {
+            Ok(()) if walls.egress && isolated => self.network(init).await.map(Some),
+            Ok(()) => Ok(None),
+            Err(refusal) => Err(refusal),
+        };
+        match ready {
+            Ok(network) => Ok(Raised { orders, events, printed, init, _network: network }),
+            Err(refusal) => {
+                self.take_down().await;
+                Err(refusal)
+            }
+        }
+    }
+
+    async fn network(&self, init: InitProcess) -> Result<net::Network, Refusal> {
+        let slirp = prepare::program("slirp4netns").ok_or_else(|| wall_failed("slirp4netns is not installed"))?;
+        net::attach(&slirp, init.pid).await.map_err(|error| wall_failed(format!("network: {error}")))
+    }
+
+    /// None when this host has no cgroup to give and the walls ask for none.
+    fn cgroup(&self) -> Result<Option<Cgroup>, Refusal> {
+        let walls = &self.spec.walls;
+        let limits = CgroupLimits { memory_bytes: walls.memory_bytes, pids: walls.pids };
+        let name = self.folder.path().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let made = Controllers::find().map_err(|error| error.to_string()).and_then(|controllers| {
+            let cgroup = Cgroup::named(controllers, &name);
+            match cgroup.create(limits) {
+                Ok(()) => Ok(cgroup),
+                Err(error) => {
+                    let source = &error.source;
+                    let why = format!("{error}: {source}");
+                    cgroup.remove().map_err(|error| format!("{why}; and what was made stays: {error}"))?;
+                    Err(why)
+                }
+            }
+        });
+        match made {
+            Ok(cgroup) => Ok(Some(cgroup)),
+            Err(why) if limits.memory_bytes.is_some() || limits.pids.is_some() || walls.isolation == Isolation::None => Err(wall_failed(why)),
+            Err(why) => {
+                eprintln!("no cgroup: {why}");
+                Ok(None)
+            }
+        }
+    }
+
+    async fn take_down(&self) -> Option<Remains> {
+        let mut remains = self.running.borrow_mut().take()?;
+        remains.end().await;
+        Some(remains)
+    }
+
+    /// Gives the word and stays until all inside have ended and all that they printed is in the spool.
+    async fn see_through(
+        &self,
+        order: &StartOrder,
+        places: &Places,
+        raised: Raised,
+        fifo: &mut Fifo,
+        inputs: &Inputs,
+        tail: &mut Tail,
+    ) -> Result<Outcome, Refusal> {
+        let Raised { mut orders, mut events, printed, init, _network } = raised;
+        if let Some(stop) = self.desk.stop_asked() {
+            return Ok(Outcome { exit: Exit::default(), reason: Some(stop.reason) });
+        }
+        self.give_the_word(order, places, &mut orders, &mut events).await?;
+        let reason = RefCell::new(None);
+        let status = {
+            let life = live(&mut events);
+            let gathered = gather::gather(self.desk, printed.stdout, printed.stderr, tail);
+            let steering = fifo::pump(self.desk, fifo, inputs, order.steering);
+            let guard = self.guard(order, &mut orders, init, &reason);
+            tokio::pin!(life, gathered, steering, guard);
+            let mut all_gathered = false;
+            let status = loop {
+                tokio::select! {
+                    status = &mut life => break status,
+                    () = &mut gathered, if !all_gathered => all_gathered = true,
+                    () = &mut steering => {}
+                    () = &mut guard => {}
+                }
+            };
+            // Whatever is left without a process 1 to end it must not keep the pipes open.
+            if let Some(remains) = self.take_down().await {
+                *self.running.borrow_mut() = Some(remains);
+            }
+            if !all_gathered {
+                gathered.await;
+            }
+            status
+        };
+        fifo.settle(self.desk);
+        let oom = self.running.borrow().as_ref().and_then(Remains::oom_kills).map(|kills| kills > 0);
+        let reason = reason.take();
+        Ok(match status {
+            Some(status) => Outcome { exit: Exit { oom, ..exit_of(status) }, reason },
+            None => Outcome { exit: Exit { oom, ..Exit::default() }, reason: reason.or(Some("sandbox_died".to_owned())) },
+        })
+    }
+
+    async fn give_the_word(&self, order: &StartOrder, places: &Places, orders: &mut Orders, events: &mut Events) -> Result<(), Refusal> {
+        folder::write_durably(&self.folder.started(), self.identified.incarnation().as_bytes())
+            .map_err(|error| wall_failed(format!("`started` cannot be recorded: {error}")))?;
+        self.desk.set_phase(Phase::Started);
+        self.desk.step("command", order.command.first().cloned());
+        let go = Go {
+            command: order.command.clone(),
+            env: prepare::environment(order, places),
+            folder: places.workspace.clone(),
+            grace_ms: u64::from(order.grace_s) * 1000,
+        };
+        orders.give(&ToInit::Go(go)).await.map_err(|error| wall_failed(format!("process 1 cannot be told: {error}")))?;
+        match events.next().await {
+            Some(FromInit::Started) => {
+                self.desk.report(FromGuest::Started);
+                Ok(())
+            }
+            Some(FromInit::Refused { code, message }) => Err(Refusal { code, message }),
+            Some(FromInit::Main { .. } | FromInit::Ended) | None => Err(wall_failed("")),
+        }
+    }
+
+    /// Takes the sandbox down, whatever came of it, and says why when it never stood.
+    async fn end_sandbox(&self, end: Result<Outcome, Refusal>) -> Result<Outcome, Refusal> {
+        let Some(mut remains) = self.take_down().await else { return end };
+        let end = match end {
+            Err(refusal) if refusal.message.is_empty() => {
+                let complaints = remains.complaints().await;
+                Err(Refusal { message: if complaints.is_empty() { "process 1 ended at once".to_owned() } else { complaints }, ..refusal })
+            }
+            other => other,
+        };
+        remains.remove_cgroup();
+        end
+    }
+
+    /// Ends the command when the gateway, the disk watch or idleness asks for it, and process 1 itself when that does not help.
+    async fn guard(&self, order: &StartOrder, orders: &mut Orders, init: InitProcess, told: &RefCell<Option<String>>) {
+        let (grace_s, reason) = tokio::select! {
+            stop = self.desk.stop_order() => (stop.grace_s, stop.reason),
+            () = self.disk_full() => (order.grace_s, "disk_limit".to_owned()),
+            () = self.idle(order.idle_s) => (order.grace_s, "idle".to_owned()),
+        };
+        eprintln!("stopping: {reason}");
+        *told.borrow_mut() = Some(reason);
+        let grace = Duration::from_secs(grace_s.into());
+        match orders.give(&ToInit::Stop { grace_ms: grace.as_millis() as u64 }).await {
+            Ok(()) => sleep(grace + STUBBORN).await,
+            Err(error) => eprintln!("process 1 cannot be told to stop: {error}"),
+        }
+        sandbox::kill_hard(init);
+        std::future::pending().await
+    }
+
+    async fn disk_full(&self) {
+        match self.spec.walls.disk_bytes {
+            Some(most) => {
+                let used = disk::over(vec![self.spec.workspace.clone().into(), self.folder.control()], most).await;
+                eprintln!("the workspace holds {used} bytes, {most} are allowed");
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn idle(&self, idle_s: Option<u32>) {
+        let Some(idle_s) = idle_s else { return std::future::pending().await };
+        loop {
+            let until = self.desk.last_activity() + Duration::from_secs(idle_s.into());
+            if tokio::time::Instant::now() >= until {
+                return;
+            }
+            sleep_until(until).await;
+        }
+    }
+}
+
+/// The main command's wait status once everything has ended; None when process 1 died without telling it.
+async fn live(events: &mut Events) -> Option<i32> {
+    let mut status = None;
+    while let Some(event) = events.next().await {
+        match event {
+            FromInit::Main { status: raw } => status = Some(raw),
+            FromInit::Ended => break,
+            FromInit::Started | FromInit::Refused { .. } => {}
+        }
+    }
+    status
+}
+
+/// wait(2): the low seven bits are the signal, zero when it exited by itself with the code in the next byte.
+fn exit_of(status: i32) -> Exit {
+    match status & 0x7f {
+        0 => Exit { code: Some(status >> 8 & 0xff), signal: None, oom: None },
+        signal => Exit { code: None, signal: Some(signal), oom: None },
+    }
+}
