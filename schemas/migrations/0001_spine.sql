@@ -75,6 +75,8 @@ create table run (
     priority         smallint not null default 0 constraint run_priority_range check (priority between -100 and 100),
     prompt           text not null,
     labels           jsonb not null default '{}',
+    -- the agent's sandbox settings, in the version that the run started with
+    sandbox          jsonb not null,
     start_s          int not null,
     grace_s          int not null,
     restartable      boolean not null default false,
@@ -119,6 +121,7 @@ create table run (
 create unique index run_one_live on run (session_id)
     where state in ('queued', 'starting', 'running', 'stopping', 'finishing');
 create index run_waiting on run (backend, tenant_id, priority desc, created_at, id) where state = 'queued';
+create index run_waiting_session on run (session_id) where state = 'queued';
 create index run_unsettled on run (state, created_at) where state in ('starting', 'running', 'stopping', 'finishing');
 create index run_held on run (id) where active and state in ('succeeded', 'failed', 'canceled', 'timed_out');
 create index run_list on run (tenant_id, created_at desc, id desc);
@@ -263,6 +266,9 @@ create table sandbox (
     -- first of an unbroken row of unknown observations
     unknown_since timestamptz,
     last_heard_at timestamptz,
+    -- the host can never start it, and why
+    refusal         text,
+    refusal_message text,
     created_at    timestamptz not null default now(),
     gone_at       timestamptz,
     primary key (run_id, epoch),

@@ -14,6 +14,8 @@ pub enum Command {
     Host { host: String, run: RunId },
     /// Seal what this epoch has printed, until it is closed.
     Seal { tenant: TenantId, run: RunId, epoch: i32 },
+    /// This sandbox is gone, or its host can never start it.
+    Observed { tenant: TenantId, run: RunId, epoch: i32 },
     /// This epoch's record is closed: its run may settle.
     Sealed { tenant: TenantId, run: RunId, epoch: i32 },
     /// Send this delivery.

@@ -39,11 +39,17 @@ pub fn seal(tenant: TenantId, run: RunId, epoch: i32) -> String {
 }
 pub const SEAL_ALL: &str = "command.seal.>";
 
+/// A sandbox is gone or cannot be.
+pub fn observed(tenant: TenantId, run: RunId, epoch: i32) -> String {
+    format!("command.run.{tenant}.{run}.observed.{epoch}")
+}
+/// Everything that is for the run room.
+pub const RUN_ALL: &str = "command.run.>";
+
 /// An epoch's record is closed.
 pub fn sealed(tenant: TenantId, run: RunId, epoch: i32) -> String {
-    format!("command.sealed.{tenant}.{run}.{epoch}")
+    format!("command.run.{tenant}.{run}.sealed.{epoch}")
 }
-pub const SEALED_ALL: &str = "command.sealed.>";
 
 /// A delivery is due.
 pub fn deliver(tenant: TenantId, delivery: DeliveryId) -> String {

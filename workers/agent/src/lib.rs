@@ -1,1 +1,6 @@
+#![doc = include_str!("../README.md")]
 
+pub mod start;
+mod table;
+
+pub use table::*;

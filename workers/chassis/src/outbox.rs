@@ -37,6 +37,7 @@ pub fn subject_of(command: &Command) -> Option<String> {
         Command::Admit { pool } => subject::admit(pool),
         Command::Host { host, run } => subject::host(host, *run),
         Command::Seal { tenant, run, epoch } => subject::seal(*tenant, *run, *epoch),
+        Command::Observed { tenant, run, epoch } => subject::observed(*tenant, *run, *epoch),
         Command::Sealed { tenant, run, epoch } => subject::sealed(*tenant, *run, *epoch),
         Command::Deliver { tenant, delivery } => subject::deliver(*tenant, *delivery),
         Command::Unknown => return None,

@@ -50,10 +50,11 @@ pub async fn set(work: &mut Work, kind: &str, keys: &[String], after: Duration) 
     Ok(())
 }
 
-/// Removes the timers of all kinds with these keys.
-pub async fn clear(work: &mut Work, keys: &[String]) -> Result<()> {
+/// Removes timers that are not needed any more; one that fires all the same changes nothing.
+pub async fn clear(work: &mut Work, kinds: &[&str], keys: &[String]) -> Result<()> {
     if !keys.is_empty() {
-        sqlx::query!("delete from timer where key = any($1)", keys).execute(work.db()).await?;
+        let kinds: Vec<String> = kinds.iter().map(|kind| (*kind).to_owned()).collect();
+        sqlx::query!("delete from timer where kind = any($1) and key = any($2)", &kinds, keys).execute(work.db()).await?;
     }
     Ok(())
 }

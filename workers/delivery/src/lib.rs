@@ -1,1 +1,13 @@
+#![doc = include_str!("../README.md")]
 
+pub mod address;
+pub mod state;
+mod sweep;
+mod table;
+mod webhook;
+mod worker;
+
+pub use sweep::{sweeps, timers};
+pub use table::{Owed, create, of_run, retry};
+pub use webhook::{check_target, secret_place};
+pub use worker::handler;

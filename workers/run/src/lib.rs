@@ -1,1 +1,15 @@
+#![doc = include_str!("../README.md")]
 
+pub mod accept;
+pub mod admission;
+pub mod apply;
+pub mod report;
+mod settle;
+pub mod state;
+pub mod sweep;
+mod table;
+pub mod view;
+mod worker;
+
+pub use table::{NewRow, TargetRow, existing};
+pub use worker::handlers;

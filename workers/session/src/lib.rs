@@ -1,1 +1,5 @@
+#![doc = include_str!("../README.md")]
 
+mod table;
+
+pub use table::*;

@@ -1,0 +1,185 @@
+//! All SQL of `delivery`.
+
+use std::time::Duration;
+
+use sqlx::PgPool;
+use towpath_chassis::{Chassis, Error, Result, Work};
+use towpath_schemas::{
+    ErrorCode,
+    body::Delivery,
+    command::Command,
+    id::{DeliveryId, RunId, TenantId},
+    limit::PAGE_ROWS,
+};
+use uuid::Uuid;
+
+use crate::state::Next;
+
+/// A sender that has not recorded its answer by then is taken for dead, and the delivery is sent again under the same id.
+const CLAIM_S: f64 = 60.0;
+
+/// One result owed to one target.
+#[derive(Debug, Clone)]
+pub struct Owed {
+    pub tenant: TenantId,
+    pub run: RunId,
+    /// The target's place among the run's; (run, n) is owed once.
+    pub n: i32,
+    pub url: String,
+    pub secret: Option<Vec<u8>>,
+    pub body: serde_json::Value,
+    pub traceparent: Option<String>,
+}
+
+/// A delivery to be sent now.
+#[derive(Debug, Clone)]
+pub struct Due {
+    pub id: DeliveryId,
+    pub run: RunId,
+    pub n: i32,
+    pub target: String,
+    pub secret: Option<Vec<u8>>,
+    pub body: serde_json::Value,
+    pub attempts: i32,
+    pub claim: i64,
+    pub traceparent: Option<String>,
+}
+
+/// Owes results, with the transaction that settles their runs.
+pub async fn create(work: &mut Work, owed: &[Owed]) -> Result<()> {
+    for owed in owed {
+        let created = sqlx::query_scalar!(
+            "insert into delivery (id, tenant_id, run_id, n, kind, target, secret, body, state, next_attempt_at, traceparent)
+             values ($1, $2, $3, $4, 'webhook', $5, $6, $7, 'pending', now(), $8) on conflict (run_id, n) do nothing returning id",
+            DeliveryId::mint().uuid(),
+            owed.tenant.uuid(),
+            owed.run.uuid(),
+            owed.n,
+            owed.url,
+            owed.secret,
+            owed.body,
+            owed.traceparent
+        )
+        .fetch_optional(work.db())
+        .await?;
+        if let Some(delivery) = created {
+            work.command(Command::Deliver { tenant: owed.tenant, delivery: delivery.into() });
+        }
+    }
+    Ok(())
+}
+
+/// Takes those of `ids` that are due. What is taken is `sending` and due again when its sender does not come back.
+pub(crate) async fn claim(work: &mut Work, ids: &[DeliveryId]) -> Result<Vec<Due>> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
+    let rows = sqlx::query!(
+        r#"update delivery set state = 'sending', attempts = attempts + 1, claim = claim + 1, next_attempt_at = now() + make_interval(secs => $2)
+           where id in (select id from delivery where id = any($1) and next_attempt_at <= now() order by id for update skip locked)
+           returning id, run_id, n, target, secret, body as "body!", attempts, claim, traceparent"#,
+        &ids,
+        CLAIM_S
+    )
+    .fetch_all(work.db())
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| Due {
+            id: row.id.into(),
+            run: row.run_id.into(),
+            n: row.n,
+            target: row.target,
+            secret: row.secret,
+            body: row.body,
+            attempts: row.attempts,
+            claim: row.claim,
+            traceparent: row.traceparent,
+        })
+        .collect())
+}
+
+/// Records what came of an attempt, unless the delivery was claimed anew meanwhile. A late answer of 2xx still counts: it did arrive.
+pub(crate) async fn record(work: &mut Work, due: &Due, next: &Next, answer: &str) -> Result<bool> {
+    let (state, after, unclaimed_too) = match next {
+        Next::Delivered => ("delivered", None, true),
+        Next::Again { after, unknown: false } => ("pending", Some(after.as_secs_f64()), false),
+        Next::Again { after, unknown: true } => ("unknown", Some(after.as_secs_f64()), false),
+        Next::Dead => ("dead", None, false),
+    };
+    let done = sqlx::query!(
+        "update delivery set state = $3, answer = $4, next_attempt_at = now() + make_interval(secs => $5),
+             ended_at = case when $5::float8 is null then now() end, secret = case when $5::float8 is null then null else secret end
+         where id = $1 and ended_at is null and (claim = $2 or $6)",
+        due.id.uuid(),
+        due.claim,
+        state,
+        answer,
+        after,
+        unclaimed_too
+    )
+    .execute(work.db())
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Open deliveries that should have moved by now.
+pub(crate) async fn overdue(db: &PgPool, by: Duration) -> Result<Vec<(TenantId, DeliveryId)>> {
+    let rows = sqlx::query!(
+        "select tenant_id, id from delivery where next_attempt_at < now() - make_interval(secs => $1) order by next_attempt_at limit 1000",
+        by.as_secs_f64()
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.tenant_id.into(), row.id.into())).collect())
+}
+
+pub(crate) async fn tenant_of(work: &mut Work, ids: &[DeliveryId]) -> Result<Vec<(TenantId, DeliveryId)>> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
+    let rows = sqlx::query!("select tenant_id, id from delivery where id = any($1) and next_attempt_at is not null", &ids).fetch_all(work.db()).await?;
+    Ok(rows.into_iter().map(|row| (row.tenant_id.into(), row.id.into())).collect())
+}
+
+pub async fn of_run(db: &PgPool, tenant: TenantId, run: RunId) -> Result<Vec<Delivery>> {
+    let rows = sqlx::query!(
+        "select id, kind, target, state, attempts, answer, next_attempt_at, created_at, ended_at from delivery where run_id = $1 and tenant_id = $2 order by n limit $3",
+        run.uuid(),
+        tenant.uuid(),
+        PAGE_ROWS
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| Delivery {
+            id: row.id.into(),
+            run,
+            kind: row.kind,
+            target: row.target,
+            state: row.state,
+            attempts: row.attempts,
+            answer: row.answer,
+            next_attempt_at: row.next_attempt_at,
+            created_at: row.created_at,
+            ended_at: row.ended_at,
+        })
+        .collect())
+}
+
+/// Sends an open delivery now, whatever wait it is in. The secret of one that has ended is gone with it, so an ended one stays as it is.
+pub async fn retry(chassis: &Chassis, tenant: TenantId, delivery: DeliveryId) -> Result<()> {
+    let mut work = chassis.begin().await?;
+    let found = sqlx::query!(
+        "update delivery set next_attempt_at = case when state in ('pending', 'unknown') then now() else next_attempt_at end where id = $1 and tenant_id = $2 returning state",
+        delivery.uuid(),
+        tenant.uuid()
+    )
+    .fetch_optional(work.db())
+    .await?;
+    match found.as_ref().map(|row| row.state.as_str()) {
+        None => Err(Error::refused(ErrorCode::NotFound, format!("there is no delivery {delivery}"))),
+        Some(state @ ("delivered" | "dead")) => Err(Error::refused(ErrorCode::Unprocessable, format!("the delivery has ended: {state}"))),
+        Some(_) => {
+            work.command(Command::Deliver { tenant, delivery });
+            work.commit().await
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! One attempt of a webhook, by Standard Webhooks (standardwebhooks.com, version 1): headers `webhook-id`, `webhook-timestamp`, `webhook-signature`.
+
+use std::{net::IpAddr, sync::OnceLock, time::Duration};
+
+use base64::Engine;
+use reqwest::{Client, header};
+use towpath_chassis::{Chassis, Error, Result, clock, kill};
+use towpath_schemas::{ErrorCode, body::WebhookTarget};
+use url::{Host, Url};
+
+use crate::{
+    address::{RefusedAddress, Resolver, refusal},
+    state::Answer,
+    table::Due,
+};
+
+/// Time limit of one attempt (Standard Webhooks advises 15 to 30 s).
+pub const ATTEMPT: Duration = Duration::from_secs(15);
+const CONNECT: Duration = Duration::from_secs(5);
+const URL_BYTES: usize = 2048;
+
+/// Refuses a target that could never be sent to. Names are resolved at each attempt, not here.
+pub fn check_target(chassis: &Chassis, target: &WebhookTarget) -> Result<()> {
+    let refuse = |detail: String| Err(Error::refused(ErrorCode::Unprocessable, detail));
+    let Ok(url) = target.url.parse::<Url>() else { return refuse(format!("deliver: `{}` is no URL", target.url.chars().take(200).collect::<String>())) };
+    if target.url.len() > URL_BYTES || !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
+        return refuse(format!("deliver: use an http or https URL of at most {URL_BYTES} bytes"));
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return refuse("deliver: leave user and password out of the URL; the signature proves who sends".to_owned());
+    }
+    if let Err(why) = check_literal(chassis, &url) {
+        return refuse(format!("deliver: {why}; the operator can allow its network by TOWPATH_WEBHOOK_ALLOW"));
+    }
+    match &target.secret {
+        Some(secret) if !secret_is_valid(secret) => refuse("deliver: a secret is `whsec_` and the base64 of 24 to 64 bytes".to_owned()),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn secret_is_valid(secret: &str) -> bool {
+    let Some(encoded) = secret.strip_prefix("whsec_") else { return false };
+    base64::engine::general_purpose::STANDARD.decode(encoded).is_ok_and(|bytes| (24..=64).contains(&bytes.len()))
+}
+
+/// Literal addresses never reach the resolver, so they are checked here.
+fn check_literal(chassis: &Chassis, url: &Url) -> std::result::Result<(), String> {
+    let address = match url.host() {
+        Some(Host::Ipv4(v4)) => IpAddr::V4(v4),
+        Some(Host::Ipv6(v6)) => IpAddr::V6(v6),
+        Some(Host::Domain(_)) | None => return Ok(()),
+    };
+    match refusal(address, &chassis.config.webhook_allow) {
+        Some(why) => Err(format!("{address} is {why}")),
+        None => Ok(()),
+    }
+}
+
+fn client(chassis: &Chassis) -> Result<&'static Client> {
+    static CLIENT: OnceLock<Client> = OnceLock::new();
+    if let Some(client) = CLIENT.get() {
+        return Ok(client);
+    }
+    let client = Client::builder()
+        .dns_resolver(std::sync::Arc::new(Resolver { allow: chassis.config.webhook_allow.clone() }))
+        .redirect(reqwest::redirect::Policy::none())
+        .no_proxy()
+        .connect_timeout(CONNECT)
+        .timeout(ATTEMPT)
+        .user_agent("towpath")
+        .build()
+        .map_err(|error| Error::broken(format!("HTTP client: {error}")))?;
+    Ok(CLIENT.get_or_init(|| client))
+}
+
+/// Sends one delivery once.
+pub async fn attempt(chassis: &Chassis, due: &Due) -> Result<Answer> {
+    let Ok(url) = due.target.parse::<Url>() else { return Ok(Answer::Refused("the target is no URL".to_owned())) };
+    if let Err(why) = check_literal(chassis, &url) {
+        return Ok(Answer::Refused(why));
+    }
+    let body = due.body.to_string();
+    let timestamp = clock::wall().timestamp();
+    let id = due.id.to_string();
+    let mut request = client(chassis)?
+        .post(url)
+        .header(header::CONTENT_TYPE, "application/json")
+        .header("webhook-id", &id)
+        .header("webhook-timestamp", timestamp.to_string());
+    if let Some(traceparent) = &due.traceparent {
+        request = request.header("traceparent", traceparent);
+    }
+    if let Some(sealed) = &due.secret {
+        let secret = match chassis.secrets.unseal(&secret_place(due.run, due.n), sealed) {
+            Ok(secret) => String::from_utf8_lossy(&secret).into_owned(),
+            Err(error) => return Ok(Answer::Refused(error.to_string())),
+        };
+        let signer = standardwebhooks::Webhook::new(&secret).map_err(|error| Error::broken(format!("webhook secret: {error}")))?;
+        let signature = signer.sign(&id, timestamp, body.as_bytes()).map_err(|error| Error::broken(format!("webhook signature: {error}")))?;
+        request = request.header("webhook-signature", signature);
+    }
+    kill::point("send").await;
+    let answer = match request.body(body).send().await {
+        Ok(response) => Answer::Status { status: response.status().as_u16(), retry_after: retry_after(response.headers()) },
+        Err(error) => failure(&error),
+    };
+    kill::point("sent").await;
+    Ok(answer)
+}
+
+/// Where a target's secret is sealed for.
+pub fn secret_place(run: towpath_schemas::id::RunId, n: i32) -> String {
+    format!("run_target {run} {n}")
+}
+
+fn retry_after(headers: &header::HeaderMap) -> Option<Duration> {
+    let text = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse::<u64>() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let at = chrono::DateTime::parse_from_rfc2822(text).ok()?;
+    (at.to_utc() - clock::wall()).to_std().ok()
+}
+
+/// Told apart by whether the request can have left this machine.
+fn failure(error: &reqwest::Error) -> Answer {
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        if let Some(refused) = inner.downcast_ref::<RefusedAddress>() {
+            return Answer::Refused(refused.0.clone());
+        }
+        source = inner.source();
+    }
+    let why = if error.is_timeout() { "timed out".to_owned() } else { chain(error) };
+    if error.is_connect() || error.is_builder() { Answer::NotSent(why) } else { Answer::NoAnswer(why) }
+}
+
+fn chain(error: &reqwest::Error) -> String {
+    // The URL may hold a secret of the receiver's; the owner sees it as the target already.
+    let mut text = String::from("the connection failed");
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        text = inner.to_string();
+        source = inner.source();
+    }
+    text.chars().take(300).collect()
+}

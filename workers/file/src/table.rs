@@ -1,0 +1,241 @@
+//! All SQL of `object`, `file`, `run_file`, `steer_file` and `output`.
+
+use sqlx::{PgConnection, PgPool};
+use towpath_chassis::{Error, Result, Work};
+use towpath_schemas::{
+    ErrorCode,
+    body::FileRef,
+    guest::InputFile,
+    id::{FileId, PrincipalId, RunId, SteerId, TenantId},
+};
+use uuid::Uuid;
+
+/// Commits the intent to write an object, before its PUT.
+pub async fn object_begin(db: &PgPool, tenant: TenantId, key: &str) -> Result<()> {
+    sqlx::query!("insert into object (key, tenant_id, state) values ($1, $2, 'writing')", key, tenant.uuid()).execute(db).await?;
+    Ok(())
+}
+
+/// Makes an object live in the transaction that refers to it. Refused when the sweep has begun to delete it.
+pub async fn object_live(work: &mut Work, key: &str, size: u64) -> Result<()> {
+    let done = sqlx::query!("update object set state = 'live', size = $2 where key = $1 and state = 'writing'", key, size as i64).execute(work.db()).await?;
+    match done.rows_affected() {
+        1 => Ok(()),
+        _ => Err(Error::refused(ErrorCode::Unavailable, "the upload took too long; send it again")),
+    }
+}
+
+/// Stale writes, moved to `deleting` under their locks.
+pub(crate) async fn stale_objects(db: &PgPool) -> Result<Vec<String>> {
+    Ok(sqlx::query_scalar!(
+        "update object set state = 'deleting' where key in
+             (select key from object where state <> 'live' and created_at < now() - interval '24 hours' order by created_at limit 100 for update skip locked)
+         returning key"
+    )
+    .fetch_all(db)
+    .await?)
+}
+
+pub(crate) async fn object_gone(db: &PgPool, key: &str) -> Result<()> {
+    sqlx::query!("delete from object where key = $1 and state = 'deleting'", key).execute(db).await?;
+    Ok(())
+}
+
+pub(crate) async fn insert_file(
+    work: &mut Work,
+    tenant: TenantId,
+    principal: PrincipalId,
+    file: &FileRef,
+    original_name: &str,
+    sha256: &[u8],
+    object_key: &str,
+) -> Result<()> {
+    sqlx::query!(
+        "insert into file (id, tenant_id, principal_id, name, original_name, media_type, size, sha256, object_key) values ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        file.id.uuid(),
+        tenant.uuid(),
+        principal.uuid(),
+        file.name,
+        original_name.replace('\0', "\u{fffd}"),
+        file.media_type,
+        file.size as i64,
+        sha256,
+        object_key
+    )
+    .execute(work.db())
+    .await?;
+    Ok(())
+}
+
+/// The ones of `ids` that the tenant has.
+pub async fn known(db: &mut PgConnection, tenant: TenantId, ids: &[FileId]) -> Result<Vec<FileId>> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
+    let known = sqlx::query_scalar!("select id from file where tenant_id = $1 and id = any($2)", tenant.uuid(), &ids).fetch_all(db).await?;
+    Ok(known.into_iter().map(FileId).collect())
+}
+
+/// Ties input files to runs: (run, place among its files, tenant, file).
+pub async fn attach_to_runs(work: &mut Work, rows: &[(RunId, i32, TenantId, FileId)]) -> Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let runs: Vec<Uuid> = rows.iter().map(|row| row.0.uuid()).collect();
+    let places: Vec<i32> = rows.iter().map(|row| row.1).collect();
+    let tenants: Vec<Uuid> = rows.iter().map(|row| row.2.uuid()).collect();
+    let files: Vec<Uuid> = rows.iter().map(|row| row.3.uuid()).collect();
+    sqlx::query!(
+        "insert into run_file (run_id, n, tenant_id, file_id) select * from unnest($1::uuid[], $2::int[], $3::uuid[], $4::uuid[]) on conflict do nothing",
+        &runs,
+        &places,
+        &tenants,
+        &files
+    )
+    .execute(work.db())
+    .await?;
+    Ok(())
+}
+
+pub async fn attach_to_steer(work: &mut Work, tenant: TenantId, steer: SteerId, files: &[FileId]) -> Result<()> {
+    let files: Vec<Uuid> = files.iter().map(|id| id.uuid()).collect();
+    sqlx::query!(
+        "insert into steer_file (steer_id, n, tenant_id, file_id) select $1, n::int, $2, file from unnest($3::uuid[]) with ordinality as t (file, n)",
+        steer.uuid(),
+        tenant.uuid(),
+        &files
+    )
+    .execute(work.db())
+    .await?;
+    Ok(())
+}
+
+pub async fn of_run(db: &PgPool, tenant: TenantId, run: RunId) -> Result<Vec<FileRef>> {
+    let rows = sqlx::query!(
+        "select file.id, file.name, file.media_type, file.size from run_file join file on file.id = file_id where run_id = $1 and run_file.tenant_id = $2 order by n",
+        run.uuid(),
+        tenant.uuid()
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| FileRef { id: row.id.into(), name: row.name, media_type: row.media_type, size: row.size as u64, status: "stored".to_owned(), reason: None })
+        .collect())
+}
+
+/// The run's files and those of each steer as the sandbox shall stage them, no two of the same name.
+pub async fn inputs(db: &PgPool, tenant: TenantId, run: RunId) -> Result<(Vec<InputFile>, Vec<(SteerId, InputFile)>)> {
+    let rows = sqlx::query!(
+        r#"select null::uuid as "steer?", file.id as "id!", file.name as "name!", file.media_type as "media_type!", file.size as "size!", 0::bigint as "ordinal!", n as "n!"
+           from run_file join file on file.id = file_id where run_id = $1 and run_file.tenant_id = $2
+           union all
+           select steer.id, file.id, file.name, file.media_type, file.size, steer.ordinal, n
+           from steer join steer_file on steer_id = steer.id join file on file.id = file_id where steer.run_id = $1 and steer.tenant_id = $2
+           order by 6, 7"#,
+        run.uuid(),
+        tenant.uuid()
+    )
+    .fetch_all(db)
+    .await?;
+    let mut taken: Vec<String> = Vec::new();
+    let (mut of_run, mut of_steers) = (Vec::new(), Vec::new());
+    for row in rows {
+        let name = crate::name::distinct(&row.name, &taken);
+        taken.push(name.clone());
+        let file = InputFile { file: row.id.into(), name, media_type: row.media_type, size: row.size as u64 };
+        match row.steer {
+            None => of_run.push(file),
+            Some(steer) => of_steers.push((steer.into(), file)),
+        }
+    }
+    Ok((of_run, of_steers))
+}
+
+pub(crate) async fn input_object(db: &PgPool, tenant: TenantId, run: RunId, file: FileId) -> Result<Option<(String, u64)>> {
+    let row = sqlx::query!(
+        "select object_key, size from file where id = $1 and tenant_id = $2 and (
+             exists (select 1 from run_file where run_id = $3 and file_id = $1)
+             or exists (select 1 from steer_file join steer on steer.id = steer_id where steer.run_id = $3 and file_id = $1))",
+        file.uuid(),
+        tenant.uuid(),
+        run.uuid()
+    )
+    .fetch_optional(db)
+    .await?;
+    Ok(row.map(|row| (row.object_key, row.size as u64)))
+}
+
+/// The object behind a file of the tenant, with its name and media type.
+pub async fn object_of(db: &PgPool, tenant: TenantId, file: FileId) -> Result<Option<(String, FileRef)>> {
+    let row = sqlx::query!("select object_key, name, media_type, size from file where id = $1 and tenant_id = $2", file.uuid(), tenant.uuid())
+        .fetch_optional(db)
+        .await?;
+    Ok(row.map(|row| {
+        let file = FileRef { id: file, name: row.name, media_type: row.media_type, size: row.size as u64, status: "stored".to_owned(), reason: None };
+        (row.object_key, file)
+    }))
+}
+
+/// What a run left in its outputs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    pub name: String,
+    pub size: u64,
+    pub sha256: Option<String>,
+    pub status: String,
+    pub reason: Option<String>,
+    pub object_key: Option<String>,
+}
+
+/// Records an output that is in the store, in place of an older one of that name.
+pub async fn output_stored(work: &mut Work, tenant: TenantId, run: RunId, epoch: i32, name: &str, size: u64, sha256: &[u8], object_key: &str) -> Result<()> {
+    object_live(work, object_key, size).await?;
+    sqlx::query!(
+        "insert into output (run_id, name, tenant_id, epoch, size, sha256, object_key, status) values ($1, $2, $3, $4, $5, $6, $7, 'stored')
+         on conflict (run_id, name) do update set epoch = excluded.epoch, size = excluded.size, sha256 = excluded.sha256,
+             object_key = excluded.object_key, status = 'stored', reason = null where output.epoch <= excluded.epoch",
+        run.uuid(),
+        name,
+        tenant.uuid(),
+        epoch,
+        size as i64,
+        sha256,
+        object_key
+    )
+    .execute(work.db())
+    .await?;
+    Ok(())
+}
+
+/// Records an output that is not kept, and why (TOLD).
+pub async fn output_unavailable(work: &mut Work, tenant: TenantId, run: RunId, epoch: i32, name: &str, size: u64, reason: &str) -> Result<()> {
+    sqlx::query!(
+        "insert into output (run_id, name, tenant_id, epoch, size, status, reason) values ($1, $2, $3, $4, $5, 'unavailable', $6)
+         on conflict (run_id, name) do nothing",
+        run.uuid(),
+        name,
+        tenant.uuid(),
+        epoch,
+        size as i64,
+        reason
+    )
+    .execute(work.db())
+    .await?;
+    Ok(())
+}
+
+pub async fn outputs(db: &PgPool, tenant: TenantId, run: RunId) -> Result<Vec<Output>> {
+    let rows = sqlx::query!("select name, size, sha256, status, reason, object_key from output where run_id = $1 and tenant_id = $2 order by name", run.uuid(), tenant.uuid())
+        .fetch_all(db)
+        .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| Output {
+            name: row.name,
+            size: row.size as u64,
+            sha256: row.sha256.map(hex::encode),
+            status: row.status,
+            reason: row.reason,
+            object_key: row.object_key,
+        })
+        .collect())
+}

@@ -1,0 +1,193 @@
+//! All SQL of `pool`, `slot` and `workspace`, and the choice among waiting runs.
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use sqlx::PgPool;
+use towpath_chassis::{Result, Work};
+use towpath_schemas::{
+    command::Command,
+    id::{RunId, SessionId, TenantId},
+};
+use uuid::Uuid;
+
+/// A pool under its lock.
+pub(crate) struct Room {
+    pub name: String,
+    pub backend: String,
+    pub host: String,
+    pub capacity: i64,
+    pub used: i64,
+    /// Slots that each tenant has.
+    pub running: HashMap<TenantId, i64>,
+}
+
+/// A run that could be admitted.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    pub run: RunId,
+    pub tenant: TenantId,
+    pub priority: i16,
+    pub created_at: DateTime<Utc>,
+    pub sandbox: serde_json::Value,
+}
+
+/// A host says what it offers, and wakes its pool.
+pub async fn register_pool(work: &mut Work, name: &str, backend: &str, host: &str, capacity: u32) -> Result<()> {
+    sqlx::query!(
+        "insert into pool (name, backend, host, capacity) values ($1, $2, $3, $4)
+         on conflict (name) do update set backend = excluded.backend, host = excluded.host, capacity = excluded.capacity",
+        name,
+        backend,
+        host,
+        i32::try_from(capacity).unwrap_or(i32::MAX)
+    )
+    .execute(work.db())
+    .await?;
+    work.command(Command::Admit { pool: name.to_owned() });
+    Ok(())
+}
+
+pub(crate) async fn pools_of(work: &mut Work, backend: &str) -> Result<Vec<String>> {
+    Ok(sqlx::query_scalar!("select name from pool where backend = $1 order by name limit 1000", backend).fetch_all(work.db()).await?)
+}
+
+pub(crate) async fn lock_pool(work: &mut Work, name: &str) -> Result<Option<Room>> {
+    let Some(pool) = sqlx::query!("select backend, host, capacity from pool where name = $1 for update", name).fetch_optional(work.db()).await? else { return Ok(None) };
+    let shares = sqlx::query!(r#"select tenant_id, count(*) as "count!" from slot where pool = $1 group by tenant_id"#, name).fetch_all(work.db()).await?;
+    Ok(Some(Room {
+        name: name.to_owned(),
+        backend: pool.backend,
+        host: pool.host,
+        capacity: i64::from(pool.capacity),
+        used: shares.iter().map(|share| share.count).sum(),
+        running: shares.into_iter().map(|share| (share.tenant_id.into(), share.count)).collect(),
+    }))
+}
+
+/// The best `most` waiting runs of each tenant whose workspace is here or nowhere yet, and free. One index step for each tenant, however many wait.
+pub(crate) async fn waiting(work: &mut Work, room: &Room, most: i64) -> Result<Vec<Waiting>> {
+    let rows = sqlx::query!(
+        r#"with recursive tenants as (
+               (select tenant_id from run where state = 'queued' and backend = $1 order by tenant_id limit 1)
+               union all
+               select (select tenant_id from run where state = 'queued' and backend = $1 and tenant_id > tenants.tenant_id order by tenant_id limit 1)
+               from tenants where tenants.tenant_id is not null)
+           select best.id as "id!", best.tenant_id as "tenant_id!", best.priority as "priority!", best.created_at as "created_at!", best.sandbox as "sandbox!"
+           from tenants cross join lateral (
+               select run.id, run.tenant_id, run.priority, run.created_at, run.sandbox from run left join workspace on workspace.session_id = run.session_id
+               where run.state = 'queued' and run.backend = $1 and run.tenant_id = tenants.tenant_id
+                   and (workspace.session_id is null or (workspace.pool = $2 and workspace.run_id is null))
+               order by run.priority desc, run.created_at, run.id limit $3) as best
+           where tenants.tenant_id is not null"#,
+        room.backend,
+        room.name,
+        most
+    )
+    .fetch_all(work.db())
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| Waiting { run: row.id.into(), tenant: row.tenant_id.into(), priority: row.priority, created_at: row.created_at, sandbox: row.sandbox })
+        .collect())
+}
+
+/// Runs whose session's workspace is still held by an earlier run say so.
+pub(crate) async fn say_what_held_ones_wait_for(work: &mut Work, pool: &str) -> Result<()> {
+    sqlx::query!(
+        "update run set waiting_for = case when workspace.run_id is null then 'place' else 'workspace_held' end
+         from workspace where workspace.session_id = run.session_id and workspace.pool = $1 and run.state = 'queued'
+             and waiting_for <> case when workspace.run_id is null then 'place' else 'workspace_held' end",
+        pool
+    )
+    .execute(work.db())
+    .await?;
+    Ok(())
+}
+
+/// Takes slots and workspaces for runs that were just admitted: (run, epoch, tenant, session).
+pub(crate) async fn take(work: &mut Work, pool: &str, slots: &[(RunId, i32, TenantId, SessionId)]) -> Result<()> {
+    let runs: Vec<Uuid> = slots.iter().map(|slot| slot.0.uuid()).collect();
+    let epochs: Vec<i32> = slots.iter().map(|slot| slot.1).collect();
+    let tenants: Vec<Uuid> = slots.iter().map(|slot| slot.2.uuid()).collect();
+    let sessions: Vec<Uuid> = slots.iter().map(|slot| slot.3.uuid()).collect();
+    sqlx::query!(
+        "insert into slot (run_id, epoch, pool, tenant_id) select run, epoch, $4, tenant from unnest($1::uuid[], $2::int[], $3::uuid[]) as t (run, epoch, tenant)",
+        &runs,
+        &epochs,
+        &tenants,
+        pool
+    )
+    .execute(work.db())
+    .await?;
+    sqlx::query!(
+        "insert into workspace (session_id, tenant_id, pool, run_id, epoch)
+         select session, tenant, $5, run, epoch from unnest($1::uuid[], $2::int[], $3::uuid[], $4::uuid[]) as t (run, epoch, tenant, session)
+         on conflict (session_id) do update set run_id = excluded.run_id, epoch = excluded.epoch",
+        &runs,
+        &epochs,
+        &tenants,
+        &sessions,
+        pool
+    )
+    .execute(work.db())
+    .await?;
+    Ok(())
+}
+
+/// Frees slots and wakes their pools.
+pub(crate) async fn release_slots(work: &mut Work, slots: &[(RunId, i32)]) -> Result<()> {
+    if slots.is_empty() {
+        return Ok(());
+    }
+    let (runs, epochs): (Vec<Uuid>, Vec<i32>) = slots.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+    let pools = sqlx::query_scalar!(
+        "delete from slot using unnest($1::uuid[], $2::int[]) as old (run, epoch) where run_id = old.run and slot.epoch = old.epoch returning pool",
+        &runs,
+        &epochs
+    )
+    .fetch_all(work.db())
+    .await?;
+    for pool in pools {
+        work.command(Command::Admit { pool });
+    }
+    Ok(())
+}
+
+/// Lets go of the workspaces that these runs hold, and wakes the pools where their sessions' next runs wait.
+pub(crate) async fn release_workspaces(work: &mut Work, runs: &[RunId]) -> Result<()> {
+    if runs.is_empty() {
+        return Ok(());
+    }
+    let runs: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
+    let pools = sqlx::query_scalar!("update workspace set run_id = null, epoch = null where run_id = any($1) returning pool", &runs).fetch_all(work.db()).await?;
+    for pool in pools {
+        work.command(Command::Admit { pool });
+    }
+    Ok(())
+}
+
+/// Waiting runs and the age of the oldest in seconds: what autoscaling reads for `provision`.
+pub async fn ready(db: &PgPool) -> Result<(i64, f64)> {
+    let row = sqlx::query!(
+        r#"select count(*) as "count!", coalesce(extract(epoch from now() - min(created_at)), 0)::float8 as "age!" from run where state = 'queued'"#
+    )
+    .fetch_one(db)
+    .await?;
+    Ok((row.count, row.age))
+}
+
+/// Slots taken in all pools.
+pub async fn slots_held(db: &PgPool) -> Result<i64> {
+    Ok(sqlx::query_scalar!(r#"select count(*) as "count!" from slot"#).fetch_one(db).await?)
+}
+
+/// Pools that have room while somebody waits: what a lost wake-up would leave.
+pub(crate) async fn pools_with_room(db: &PgPool) -> Result<Vec<String>> {
+    Ok(sqlx::query_scalar!(
+        "select name from pool where capacity > (select count(*) from slot where slot.pool = pool.name)
+             and exists (select 1 from run where state = 'queued' and run.backend = pool.backend)"
+    )
+    .fetch_all(db)
+    .await?)
+}

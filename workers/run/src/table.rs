@@ -1,0 +1,334 @@
+//! All SQL of `run`, `run_history`, `run_step`, `run_result` and `run_target` that changes or locks rows. Reading for people is in `view.rs`, admission in `admission/table.rs`.
+
+use std::time::Duration;
+
+use sqlx::PgConnection;
+use towpath_chassis::{Error, Result, Work};
+use towpath_schemas::{
+    body::RunState,
+    guest::Exit,
+    id::{PrincipalId, RunId, SessionId, TenantId},
+};
+use uuid::Uuid;
+
+use crate::state::{Exited, Machine};
+
+/// A run's row under its lock.
+#[derive(Debug, Clone)]
+pub struct Locked {
+    pub id: RunId,
+    pub tenant: TenantId,
+    pub session: SessionId,
+    pub backend: String,
+    pub start: Duration,
+    pub grace_s: i32,
+    pub traceparent: Option<String>,
+    pub revision: i64,
+    pub machine: Machine,
+}
+
+fn state_of(word: &str) -> Result<RunState> {
+    RunState::from_word(word).ok_or_else(|| Error::broken(format!("run state `{word}` is not known")))
+}
+
+/// Locks runs, in order of id. Those that do not exist are left out.
+pub async fn lock(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<Locked>> {
+    let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
+    let rows = sqlx::query!(
+        "select id, tenant_id, session_id, backend, start_s, grace_s, traceparent, revision, state, wanted, epoch, active, incarnation, starts, restarts, restartable,
+                exited, exit_code, exit_signal, exit_oom, exit_reason, exit_message, reason, message
+         from run where id = any($1) order by id for update",
+        &ids
+    )
+    .fetch_all(db)
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            let exited = row.exited.then(|| Exited {
+                exit: Exit { code: row.exit_code, signal: row.exit_signal, oom: row.exit_oom },
+                reason: row.exit_reason,
+                message: row.exit_message,
+            });
+            Ok(Locked {
+                id: row.id.into(),
+                tenant: row.tenant_id.into(),
+                session: row.session_id.into(),
+                backend: row.backend,
+                start: Duration::from_secs(u64::try_from(row.start_s).unwrap_or(0)),
+                grace_s: row.grace_s,
+                traceparent: row.traceparent,
+                revision: row.revision,
+                machine: Machine {
+                    state: state_of(&row.state)?,
+                    wanted: row.wanted.as_deref().map(state_of).transpose()?,
+                    epoch: row.epoch,
+                    active: row.active,
+                    incarnation: row.incarnation,
+                    starts: row.starts,
+                    restarts: row.restarts,
+                    restartable: row.restartable,
+                    exited,
+                    reason: row.reason,
+                    message: row.message,
+                },
+            })
+        })
+        .collect()
+}
+
+/// Writes moved runs back, each under the revision that was read. The rows are locked, so all of them match, or something is broken.
+pub(crate) async fn write(work: &mut Work, moved: &[(Locked, i64)]) -> Result<()> {
+    let each = |f: &dyn Fn(&Locked) -> Option<String>| -> Vec<Option<String>> { moved.iter().map(|(run, _)| f(run)).collect() };
+    let numbers = |f: &dyn Fn(&Locked) -> i32| -> Vec<i32> { moved.iter().map(|(run, _)| f(run)).collect() };
+    let exits = |f: &dyn Fn(&Exited) -> Option<i32>| -> Vec<Option<i32>> { moved.iter().map(|(run, _)| run.machine.exited.as_ref().and_then(f)).collect() };
+    let ids: Vec<Uuid> = moved.iter().map(|(run, _)| run.id.uuid()).collect();
+    let read: Vec<i64> = moved.iter().map(|(_, read)| *read).collect();
+    let revisions: Vec<i64> = moved.iter().map(|(run, _)| run.revision).collect();
+    let states: Vec<String> = moved.iter().map(|(run, _)| run.machine.state.word().to_owned()).collect();
+    let active: Vec<bool> = moved.iter().map(|(run, _)| run.machine.active).collect();
+    let exited: Vec<bool> = moved.iter().map(|(run, _)| run.machine.exited.is_some()).collect();
+    let oom: Vec<Option<bool>> = moved.iter().map(|(run, _)| run.machine.exited.as_ref().and_then(|e| e.exit.oom)).collect();
+    let written = sqlx::query!(
+        r#"update run set
+               revision = new.revision, state = new.state, wanted = new.wanted,
+               wanted_at = case when new.wanted is null then null else coalesce(run.wanted_at, now()) end,
+               epoch = new.epoch, active = new.active, incarnation = new.incarnation, starts = new.starts, restarts = new.restarts,
+               exited = new.exited, exit_code = new.exit_code, exit_signal = new.exit_signal, exit_oom = new.exit_oom,
+               exit_reason = new.exit_reason, exit_message = new.exit_message, reason = new.reason, message = new.message,
+               waiting_for = case when new.state <> 'queued' then null else coalesce(run.waiting_for, 'place') end,
+               started_at = case when new.state in ('running', 'stopping', 'finishing') then coalesce(run.started_at, now()) else run.started_at end,
+               ended_at = case when new.state in ('succeeded', 'failed', 'canceled', 'timed_out') then coalesce(run.ended_at, now()) end
+           from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::int[], $7::bool[], $8::text[], $9::int[], $10::int[],
+                       $11::bool[], $12::int[], $13::int[], $14::bool[], $15::text[], $16::text[], $17::text[], $18::text[])
+               as new (id, read, revision, state, wanted, epoch, active, incarnation, starts, restarts,
+                       exited, exit_code, exit_signal, exit_oom, exit_reason, exit_message, reason, message)
+           where run.id = new.id and run.revision = new.read"#,
+        &ids,
+        &read,
+        &revisions,
+        &states,
+        &each(&|run| run.machine.wanted.map(|wanted| wanted.word().to_owned())) as &[Option<String>],
+        &numbers(&|run| run.machine.epoch),
+        &active,
+        &each(&|run| run.machine.incarnation.clone()) as &[Option<String>],
+        &numbers(&|run| run.machine.starts),
+        &numbers(&|run| run.machine.restarts),
+        &exited,
+        &exits(&|e| e.exit.code) as &[Option<i32>],
+        &exits(&|e| e.exit.signal) as &[Option<i32>],
+        &oom as &[Option<bool>],
+        &each(&|run| run.machine.exited.as_ref().and_then(|e| e.reason.clone())) as &[Option<String>],
+        &each(&|run| run.machine.exited.as_ref().and_then(|e| e.message.clone())) as &[Option<String>],
+        &each(&|run| run.machine.reason.clone()) as &[Option<String>],
+        &each(&|run| run.machine.message.clone()) as &[Option<String>]
+    )
+    .execute(work.db())
+    .await?;
+    if written.rows_affected() != moved.len() as u64 {
+        return Err(Error::broken("a locked run was changed by somebody else"));
+    }
+    Ok(())
+}
+
+/// One row of a run's history.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub run: RunId,
+    pub tenant: TenantId,
+    pub revision: i64,
+    pub from: Option<RunState>,
+    pub to: RunState,
+    pub cause: String,
+    pub actor: String,
+    pub epoch: i32,
+    pub reason: Option<String>,
+    pub detail: Option<serde_json::Value>,
+}
+
+pub(crate) async fn history(work: &mut Work, entries: &[Entry]) -> Result<()> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    let text = |f: &dyn Fn(&Entry) -> String| -> Vec<String> { entries.iter().map(f).collect() };
+    let runs: Vec<Uuid> = entries.iter().map(|entry| entry.run.uuid()).collect();
+    let revisions: Vec<i64> = entries.iter().map(|entry| entry.revision).collect();
+    let tenants: Vec<Uuid> = entries.iter().map(|entry| entry.tenant.uuid()).collect();
+    let from: Vec<Option<String>> = entries.iter().map(|entry| entry.from.map(|state| state.word().to_owned())).collect();
+    let epochs: Vec<i32> = entries.iter().map(|entry| entry.epoch).collect();
+    let reasons: Vec<Option<String>> = entries.iter().map(|entry| entry.reason.clone()).collect();
+    let details: Vec<Option<serde_json::Value>> = entries.iter().map(|entry| entry.detail.clone()).collect();
+    sqlx::query!(
+        "insert into run_history (run_id, revision, tenant_id, from_state, to_state, cause, actor, epoch, reason, detail)
+         select * from unnest($1::uuid[], $2::bigint[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int[], $9::text[], $10::jsonb[])",
+        &runs,
+        &revisions,
+        &tenants,
+        &from as &[Option<String>],
+        &text(&|entry| entry.to.word().to_owned()),
+        &text(&|entry| entry.cause.clone()),
+        &text(&|entry| entry.actor.clone()),
+        &epochs,
+        &reasons as &[Option<String>],
+        &details as &[Option<serde_json::Value>]
+    )
+    .execute(work.db())
+    .await?;
+    Ok(())
+}
+
+/// Gives the run a new revision for something that is no move of its own (a steer). The caller holds the row's lock.
+pub(crate) async fn next_revision(work: &mut Work, run: RunId) -> Result<i64> {
+    Ok(sqlx::query_scalar!("update run set revision = revision + 1 where id = $1 returning revision", run.uuid()).fetch_one(work.db()).await?)
+}
+
+/// A run about to be accepted.
+#[derive(Debug, Clone)]
+pub struct NewRow {
+    pub id: RunId,
+    pub tenant: TenantId,
+    pub session: SessionId,
+    pub agent: Uuid,
+    pub agent_name: String,
+    pub agent_version: i32,
+    pub principal: PrincipalId,
+    pub mode: &'static str,
+    pub backend: &'static str,
+    pub priority: i16,
+    pub prompt: String,
+    pub labels: serde_json::Value,
+    pub sandbox: serde_json::Value,
+    pub start_s: i32,
+    pub grace_s: i32,
+    pub traceparent: Option<String>,
+}
+
+/// Inserts runs; the ones that were. One is left out when its session has a live run.
+pub(crate) async fn insert(work: &mut Work, rows: &[NewRow]) -> Result<Vec<RunId>> {
+    let uuids = |f: &dyn Fn(&NewRow) -> Uuid| -> Vec<Uuid> { rows.iter().map(f).collect() };
+    let text = |f: &dyn Fn(&NewRow) -> String| -> Vec<String> { rows.iter().map(f).collect() };
+    let numbers = |f: &dyn Fn(&NewRow) -> i32| -> Vec<i32> { rows.iter().map(f).collect() };
+    let priorities: Vec<i16> = rows.iter().map(|row| row.priority).collect();
+    let labels: Vec<serde_json::Value> = rows.iter().map(|row| row.labels.clone()).collect();
+    let sandboxes: Vec<serde_json::Value> = rows.iter().map(|row| row.sandbox.clone()).collect();
+    let traces: Vec<Option<String>> = rows.iter().map(|row| row.traceparent.clone()).collect();
+    let inserted = sqlx::query_scalar!(
+        r#"insert into run (id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s,
+                            traceparent, state, waiting_for, revision)
+           select id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s,
+                  traceparent, 'queued', 'place', 1
+           from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::int[], $7::uuid[], $8::text[], $9::text[], $10::smallint[], $11::text[], $12::jsonb[],
+                       $13::jsonb[], $14::int[], $15::int[], $16::text[])
+               as t (id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s, traceparent)
+           order by session_id
+           on conflict do nothing returning id"#,
+        &uuids(&|row| row.id.uuid()),
+        &uuids(&|row| row.tenant.uuid()),
+        &uuids(&|row| row.session.uuid()),
+        &uuids(&|row| row.agent),
+        &text(&|row| row.agent_name.clone()),
+        &numbers(&|row| row.agent_version),
+        &uuids(&|row| row.principal.uuid()),
+        &text(&|row| row.mode.to_owned()),
+        &text(&|row| row.backend.to_owned()),
+        &priorities,
+        &text(&|row| row.prompt.clone()),
+        &labels,
+        &sandboxes,
+        &numbers(&|row| row.start_s),
+        &numbers(&|row| row.grace_s),
+        &traces as &[Option<String>]
+    )
+    .fetch_all(work.db())
+    .await?;
+    Ok(inserted.into_iter().map(RunId).collect())
+}
+
+/// The live run of a session.
+pub async fn live_run(db: &mut PgConnection, session: SessionId) -> Result<Option<RunId>> {
+    let live = sqlx::query_scalar!(
+        "select id from run where session_id = $1 and state in ('queued', 'starting', 'running', 'stopping', 'finishing')",
+        session.uuid()
+    )
+    .fetch_optional(db)
+    .await?;
+    Ok(live.map(RunId))
+}
+
+/// Which of these runs exist: for reading back a COMMIT without an answer.
+pub async fn existing(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<RunId>> {
+    let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
+    let found = sqlx::query_scalar!("select id from run where id = any($1)", &ids).fetch_all(db).await?;
+    Ok(found.into_iter().map(RunId).collect())
+}
+
+/// Where a result goes.
+#[derive(Debug, Clone)]
+pub struct TargetRow {
+    pub run: RunId,
+    pub n: i32,
+    pub tenant: TenantId,
+    pub url: String,
+    pub secret: Option<Vec<u8>>,
+}
+
+pub(crate) async fn insert_targets(work: &mut Work, rows: &[TargetRow]) -> Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let runs: Vec<Uuid> = rows.iter().map(|row| row.run.uuid()).collect();
+    let places: Vec<i32> = rows.iter().map(|row| row.n).collect();
+    let tenants: Vec<Uuid> = rows.iter().map(|row| row.tenant.uuid()).collect();
+    let urls: Vec<String> = rows.iter().map(|row| row.url.clone()).collect();
+    let secrets: Vec<Option<Vec<u8>>> = rows.iter().map(|row| row.secret.clone()).collect();
+    sqlx::query!(
+        "insert into run_target (run_id, n, tenant_id, kind, url, secret)
+         select run_id, n, tenant_id, 'webhook', url, secret from unnest($1::uuid[], $2::int[], $3::uuid[], $4::text[], $5::bytea[]) as t (run_id, n, tenant_id, url, secret)
+         on conflict do nothing",
+        &runs,
+        &places,
+        &tenants,
+        &urls,
+        &secrets as &[Option<Vec<u8>>]
+    )
+    .execute(work.db())
+    .await?;
+    Ok(())
+}
+
+pub(crate) async fn targets(work: &mut Work, runs: &[RunId]) -> Result<Vec<TargetRow>> {
+    let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
+    let rows = sqlx::query!("select run_id, n, tenant_id, url, secret from run_target where run_id = any($1) order by run_id, n", &ids).fetch_all(work.db()).await?;
+    Ok(rows.into_iter().map(|row| TargetRow { run: row.run_id.into(), n: row.n, tenant: row.tenant_id.into(), url: row.url, secret: row.secret }).collect())
+}
+
+/// A step of the start; the first of its name in an epoch counts.
+pub(crate) async fn step(work: &mut Work, steps: &[(RunId, i32, TenantId, String, Option<String>)]) -> Result<()> {
+    for (run, epoch, tenant, step, detail) in steps {
+        sqlx::query!(
+            "insert into run_step (run_id, epoch, step, tenant_id, detail) values ($1, $2, $3, $4, $5) on conflict do nothing",
+            run.uuid(),
+            epoch,
+            step,
+            tenant.uuid(),
+            detail.as_deref()
+        )
+        .execute(work.db())
+        .await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn result(work: &mut Work, run: &Locked, text: &str, truncated: bool) -> Result<()> {
+    sqlx::query!(
+        "insert into run_result (run_id, tenant_id, epoch, text, truncated) values ($1, $2, $3, $4, $5)
+         on conflict (run_id) do update set epoch = excluded.epoch, text = excluded.text, truncated = excluded.truncated where run_result.epoch < excluded.epoch",
+        run.id.uuid(),
+        run.tenant.uuid(),
+        run.machine.epoch,
+        text,
+        truncated
+    )
+    .execute(work.db())
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,307 @@
+//! Runs as people see them. Reads only.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, PgPool, Row};
+use towpath_chassis::{Error, Result};
+use towpath_schemas::{
+    ErrorCode,
+    agent::Mode,
+    body::{HistoryEntry, Page, Run, RunResult, RunState, Transcript},
+    guest::{Exit, Step},
+    id::{PrincipalId, RunId, SessionId, TenantId},
+    limit::PAGE_ROWS,
+};
+use uuid::Uuid;
+
+/// What a list may be narrowed by.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    pub agent: Option<String>,
+    pub state: Option<RunState>,
+    pub session: Option<SessionId>,
+    /// `key=value`, or `key` alone.
+    pub label: Option<String>,
+    pub cursor: Option<String>,
+}
+
+/// A run with what a delivery needs beside it.
+pub(crate) struct ForDelivery {
+    pub run: Run,
+    pub result: Option<RunResult>,
+    pub traceparent: Option<String>,
+}
+
+// One list of columns for one run, a page of them and a delivery: these queries are built at run time, so `./dev check` runs each of them once.
+const COLUMNS: &str = "run.id, run.session_id, run.agent_name, run.agent_version, run.principal_id, run.mode, run.state, run.wanted, run.reason, run.message, run.labels, run.priority,
+    run.exited, run.exit_code, run.exit_signal, run.exit_oom, run.epoch, run.revision, run.waiting_for, run.created_at, run.started_at, run.ended_at, run.traceparent, run.prompt,
+    coalesce((select sum(bytes) from transcript where run_id = run.id), 0)::bigint as transcript_bytes,
+    (select count(*) from transcript where run_id = run.id and state <> 'closed') as transcript_open,
+    (select count(*) from transcript where run_id = run.id and gap is not null) as transcript_gaps,
+    (select count(*) from run_target where run_id = run.id) as targets";
+
+fn run_of(row: &sqlx::postgres::PgRow) -> Result<Run> {
+    let state = word(row.try_get("state")?)?;
+    let wanted: Option<&str> = row.try_get("wanted")?;
+    let exited: bool = row.try_get("exited")?;
+    let (open, gaps): (i64, i64) = (row.try_get("transcript_open")?, row.try_get("transcript_gaps")?);
+    let labels: sqlx::types::Json<BTreeMap<String, String>> = row.try_get("labels")?;
+    let mode: &str = row.try_get("mode")?;
+    Ok(Run {
+        id: row.try_get::<Uuid, _>("id")?.into(),
+        session: row.try_get::<Uuid, _>("session_id")?.into(),
+        agent: row.try_get("agent_name")?,
+        agent_version: row.try_get("agent_version")?,
+        principal: row.try_get::<Uuid, _>("principal_id")?.into(),
+        mode: if mode == "interactive" { Mode::Interactive } else { Mode::OneShot },
+        state,
+        wanted: wanted.map(word).transpose()?,
+        reason: row.try_get("reason")?,
+        message: row.try_get("message")?,
+        prompt: None,
+        labels: labels.0,
+        priority: row.try_get("priority")?,
+        files: None,
+        result: None,
+        exit: if exited { Some(Exit { code: row.try_get("exit_code")?, signal: row.try_get("exit_signal")?, oom: row.try_get("exit_oom")? }) } else { None },
+        epoch: row.try_get("epoch")?,
+        revision: row.try_get("revision")?,
+        startup: Vec::new(),
+        waiting_for: row.try_get("waiting_for")?,
+        transcript: Transcript {
+            state: match (open > 0, state.ended() || state == RunState::Finishing, gaps > 0) {
+                (true, true, _) => "sealing",
+                (_, false, _) => "live",
+                (false, true, true) => "gap",
+                (false, true, false) => "complete",
+            }
+            .to_owned(),
+            bytes: row.try_get("transcript_bytes")?,
+            missing: if gaps > 0 { None } else { Some(0) },
+        },
+        created_at: row.try_get("created_at")?,
+        started_at: row.try_get("started_at")?,
+        ended_at: row.try_get("ended_at")?,
+        deliveries: row.try_get("targets")?,
+    })
+}
+
+fn word(text: &str) -> Result<RunState> {
+    RunState::from_word(text).ok_or_else(|| Error::broken(format!("run state `{text}` is not known")))
+}
+
+/// One run of the tenant, with everything.
+pub async fn run(db: &PgPool, tenant: TenantId, id: RunId) -> Result<Run> {
+    let sql = format!("select {COLUMNS} from run where id = $1 and tenant_id = $2");
+    let row = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(id.uuid()).bind(tenant.uuid()).fetch_optional(db).await?.ok_or_else(|| crate::apply::no_such_run(id))?;
+    let mut run = run_of(&row)?;
+    run.prompt = row.try_get("prompt")?;
+    run.result = sqlx::query_as!(RunResultRow, "select text, truncated from run_result where run_id = $1 and tenant_id = $2", id.uuid(), tenant.uuid())
+        .fetch_optional(db)
+        .await?
+        .map(|row| RunResult { text: row.text, truncated: row.truncated });
+    run.startup = sqlx::query!("select step, at, detail from run_step where run_id = $1 and tenant_id = $2 and epoch = $3 order by at, step", id.uuid(), tenant.uuid(), run.epoch)
+        .fetch_all(db)
+        .await?
+        .into_iter()
+        .map(|row| Step { step: row.step, at: row.at, detail: row.detail })
+        .collect();
+    run.files = Some(towpath_file::of_run(db, tenant, id).await?);
+    Ok(run)
+}
+
+struct RunResultRow {
+    text: String,
+    truncated: bool,
+}
+
+/// The state and revision of a run of the tenant, for those who wait.
+pub async fn state(db: &PgPool, tenant: TenantId, id: RunId) -> Result<(RunState, i64)> {
+    let row = sqlx::query!("select state, revision from run where id = $1 and tenant_id = $2", id.uuid(), tenant.uuid())
+        .fetch_optional(db)
+        .await?
+        .ok_or_else(|| crate::apply::no_such_run(id))?;
+    Ok((word(&row.state)?, row.revision))
+}
+
+pub(crate) async fn for_delivery(db: &mut PgConnection, id: RunId) -> Result<ForDelivery> {
+    let sql = format!("select {COLUMNS} from run where id = $1");
+    let row = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(id.uuid()).fetch_one(&mut *db).await?;
+    let result = sqlx::query_as!(RunResultRow, "select text, truncated from run_result where run_id = $1", id.uuid()).fetch_optional(db).await?;
+    Ok(ForDelivery { run: run_of(&row)?, result: result.map(|row| RunResult { text: row.text, truncated: row.truncated }), traceparent: row.try_get("traceparent")? })
+}
+
+/// A page of the tenant's runs, newest first.
+pub async fn list(db: &PgPool, tenant: TenantId, filter: &Filter) -> Result<Page<Run>> {
+    let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
+    let (label_key, label_value) = match filter.label.as_deref().map(|label| label.split_once('=').unwrap_or((label, "\u{0}any"))) {
+        Some((key, "\u{0}any")) => (Some(key.to_owned()), None),
+        Some((key, value)) => (Some(key.to_owned()), Some(value.to_owned())),
+        None => (None, None),
+    };
+    let sql = format!(
+        "select {COLUMNS} from run where tenant_id = $1
+             and ($2::text is null or agent_name = $2) and ($3::text is null or state = $3) and ($4::uuid is null or session_id = $4)
+             and ($5::text is null or (labels ? $5 and ($6::text is null or labels ->> $5 = $6)))
+             and ($7::timestamptz is null or (created_at, id) < ($7, $8))
+         order by created_at desc, id desc limit $9"
+    );
+    let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
+        .bind(tenant.uuid())
+        .bind(filter.agent.as_deref())
+        .bind(filter.state.map(RunState::word))
+        .bind(filter.session.map(SessionId::uuid))
+        .bind(label_key)
+        .bind(label_value)
+        .bind(after.map(|(at, _)| at))
+        .bind(after.map(|(_, id)| id.uuid()))
+        .bind(PAGE_ROWS + 1)
+        .fetch_all(db)
+        .await?;
+    let mut items = rows.iter().map(run_of).collect::<Result<Vec<_>>>()?;
+    let more = items.len() as i64 > PAGE_ROWS;
+    items.truncate(usize::try_from(PAGE_ROWS).unwrap_or(usize::MAX));
+    let cursor = items.last().filter(|_| more).map(|run| format!("{}_{}", run.created_at.timestamp_micros(), run.id));
+    Ok(Page { items, cursor })
+}
+
+fn parse_cursor(cursor: &str) -> Result<(DateTime<Utc>, RunId)> {
+    let refuse = || Error::refused(ErrorCode::BadRequest, "cursor: use the one that the last page gave");
+    let (at, id) = cursor.split_once('_').ok_or_else(refuse)?;
+    let at = at.parse().ok().and_then(DateTime::from_timestamp_micros).ok_or_else(refuse)?;
+    Ok((at, id.parse().map_err(|_| refuse())?))
+}
+
+/// The run's history after `after` (a revision), in order.
+pub async fn history(db: &PgPool, tenant: TenantId, id: RunId, after: i64) -> Result<Vec<HistoryEntry>> {
+    let rows = sqlx::query!(
+        "select revision, at, from_state, to_state, cause, actor, epoch, reason, detail from run_history
+         where run_id = $1 and tenant_id = $2 and revision > $3 order by revision limit 1000",
+        id.uuid(),
+        tenant.uuid(),
+        after
+    )
+    .fetch_all(db)
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            Ok(HistoryEntry {
+                revision: row.revision,
+                at: row.at,
+                from: row.from_state.as_deref().map(word).transpose()?,
+                to: word(&row.to_state)?,
+                on: row.cause,
+                actor: row.actor,
+                epoch: row.epoch,
+                reason: row.reason,
+                detail: row.detail,
+            })
+        })
+        .collect()
+}
+
+/// Who started the run, in which session, of which agent and version: what the gateway builds a start order from.
+#[derive(Debug, Clone)]
+pub struct Origin {
+    pub tenant: TenantId,
+    pub session: SessionId,
+    pub principal: PrincipalId,
+    pub agent: Uuid,
+    pub agent_name: String,
+    pub agent_version: i32,
+    pub prompt: String,
+    pub mode: String,
+    pub grace_s: i32,
+}
+
+pub async fn origin(db: &PgPool, id: RunId) -> Result<Origin> {
+    let row = sqlx::query!("select tenant_id, session_id, principal_id, agent_id, agent_name, agent_version, prompt, mode, grace_s from run where id = $1", id.uuid())
+        .fetch_optional(db)
+        .await?
+        .ok_or_else(|| crate::apply::no_such_run(id))?;
+    Ok(Origin {
+        tenant: row.tenant_id.into(),
+        session: row.session_id.into(),
+        principal: row.principal_id.into(),
+        agent: row.agent_id,
+        agent_name: row.agent_name,
+        agent_version: row.agent_version,
+        prompt: row.prompt,
+        mode: row.mode,
+        grace_s: row.grace_s,
+    })
+}
+
+/// The live run and the number of runs of each session.
+pub async fn of_sessions(db: &PgPool, tenant: TenantId, sessions: &[SessionId]) -> Result<Vec<(SessionId, Option<RunId>, i64, Option<String>)>> {
+    let ids: Vec<Uuid> = sessions.iter().map(|session| session.uuid()).collect();
+    let rows = sqlx::query!(
+        r#"select session as "session!", (select id from run where session_id = session and state in ('queued', 'starting', 'running', 'stopping', 'finishing')) as live,
+                  (select count(*) from run where session_id = session and tenant_id = $2) as "runs!", (select pool from workspace where session_id = session) as pool
+           from unnest($1::uuid[]) as session"#,
+        &ids,
+        tenant.uuid()
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.session.into(), row.live.map(RunId), row.runs, row.pool)).collect())
+}
+
+pub(crate) async fn standings(db: &PgPool, connected: &[(RunId, i32)]) -> Result<Vec<crate::report::Standing>> {
+    let (runs, epochs): (Vec<Uuid>, Vec<i32>) = connected.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+    let rows = sqlx::query!(
+        r#"select run.id as "id!", live.epoch as "live_epoch!", run.epoch as "epoch!", run.active as "active!", run.wanted, run.reason, run.grace_s as "grace_s!", run.state as "state!",
+                  coalesce(transcript.state = 'closed', false) as "closed!"
+           from unnest($1::uuid[], $2::int[]) as live (run, epoch) join run on run.id = live.run
+                left join transcript on transcript.run_id = live.run and transcript.epoch = live.epoch"#,
+        &runs,
+        &epochs
+    )
+    .fetch_all(db)
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            let current = row.epoch == row.live_epoch;
+            let executing = matches!(word(&row.state)?, RunState::Starting | RunState::Running | RunState::Stopping);
+            let lost = current && !row.active && matches!(word(&row.state)?, RunState::Queued);
+            let stop = row.wanted.filter(|_| current && row.active).map(|wanted| crate::report::Stop {
+                grace_s: u32::try_from(row.grace_s).unwrap_or(0),
+                reason: row.reason.clone().unwrap_or(wanted),
+            });
+            Ok(crate::report::Standing {
+                run: row.id.into(),
+                epoch: row.live_epoch,
+                fenced: !current || lost,
+                stop,
+                release: current && row.closed && !executing,
+            })
+        })
+        .collect()
+}
+
+/// Epochs whose sandbox is gone while their run counts on it, and those whose record is closed while their run waits for it.
+pub(crate) async fn untold(db: &PgPool) -> Result<(Vec<(RunId, i32)>, Vec<(RunId, i32)>)> {
+    let gone = sqlx::query!(
+        "select run.id, run.epoch from run join sandbox on run_id = run.id and sandbox.epoch = run.epoch
+         where run.active and sandbox.state = 'gone' order by run.id limit 1000"
+    )
+    .fetch_all(db)
+    .await?;
+    let open = sqlx::query!(
+        "select run.id, run.epoch from run join sandbox on sandbox.run_id = run.id and sandbox.epoch = run.epoch
+             join transcript on transcript.run_id = run.id and transcript.epoch = run.epoch
+         where transcript.state = 'open' and sandbox.state = 'gone' order by run.id limit 1000"
+    )
+    .fetch_all(db)
+    .await?;
+    let sealed = sqlx::query!(
+        "select run.id, run.epoch from run join transcript on transcript.run_id = run.id and transcript.epoch = run.epoch
+         where run.state = 'finishing' and transcript.state = 'closed' order by run.id limit 1000"
+    )
+    .fetch_all(db)
+    .await?;
+    let mut observed: Vec<(RunId, i32)> = gone.into_iter().map(|row| (row.id.into(), row.epoch)).collect();
+    observed.extend(open.into_iter().map(|row| (RunId(row.id), row.epoch)));
+    Ok((observed, sealed.into_iter().map(|row| (row.id.into(), row.epoch)).collect()))
+}

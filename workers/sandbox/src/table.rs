@@ -1,0 +1,240 @@
+//! All SQL of `sandbox`.
+
+use sqlx::PgPool;
+use towpath_chassis::{Error, Result, Work};
+use towpath_schemas::{
+    command::Command,
+    guest::{Identity, Walls},
+    id::{RunId, SessionId, TenantId},
+};
+use uuid::Uuid;
+
+/// A sandbox that an admission asks for.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    pub run: RunId,
+    pub epoch: i32,
+    pub tenant: TenantId,
+    pub session: SessionId,
+    pub host: String,
+    pub backend: String,
+    pub walls: serde_json::Value,
+}
+
+/// Asks hosts for sandboxes, with the admission's transaction.
+pub async fn ask(work: &mut Work, asked: &[Asked]) -> Result<()> {
+    if asked.is_empty() {
+        return Ok(());
+    }
+    let runs: Vec<Uuid> = asked.iter().map(|row| row.run.uuid()).collect();
+    let epochs: Vec<i32> = asked.iter().map(|row| row.epoch).collect();
+    let tenants: Vec<Uuid> = asked.iter().map(|row| row.tenant.uuid()).collect();
+    let sessions: Vec<Uuid> = asked.iter().map(|row| row.session.uuid()).collect();
+    let hosts: Vec<String> = asked.iter().map(|row| row.host.clone()).collect();
+    let backends: Vec<String> = asked.iter().map(|row| row.backend.clone()).collect();
+    let walls: Vec<serde_json::Value> = asked.iter().map(|row| row.walls.clone()).collect();
+    sqlx::query!(
+        "insert into sandbox (run_id, epoch, tenant_id, session_id, host, backend, walls, state)
+         select *, 'asked' from unnest($1::uuid[], $2::int[], $3::uuid[], $4::uuid[], $5::text[], $6::text[], $7::jsonb[])",
+        &runs,
+        &epochs,
+        &tenants,
+        &sessions,
+        &hosts,
+        &backends,
+        &walls
+    )
+    .execute(work.db())
+    .await?;
+    for row in asked {
+        work.command(Command::Host { host: row.host.clone(), run: row.run });
+    }
+    Ok(())
+}
+
+/// Nobody needs these sandboxes any more: they are fenced when they come.
+pub async fn unwant(work: &mut Work, sandboxes: &[(RunId, i32)]) -> Result<()> {
+    let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+    let rows = sqlx::query!(
+        "update sandbox set unwanted = true from unnest($1::uuid[], $2::int[]) as old (run, epoch)
+         where run_id = old.run and sandbox.epoch = old.epoch and state <> 'gone' returning run_id, host",
+        &runs,
+        &epochs
+    )
+    .fetch_all(work.db())
+    .await?;
+    for row in rows {
+        work.command(Command::Host { host: row.host, run: row.run_id.into() });
+    }
+    Ok(())
+}
+
+/// Binds a supervisor process to its epoch: when none is bound yet, or the same one. The caller holds the run row's lock.
+pub async fn bind(work: &mut Work, run: RunId, epoch: i32, incarnation: &str, key_sha256: &[u8], identity: &Identity) -> Result<bool> {
+    let identity = serde_json::to_value(identity).map_err(|error| Error::broken(format!("identity: {error}")))?;
+    let bound = sqlx::query!(
+        "update sandbox set state = 'bound', incarnation = $3, key_sha256 = $4, identity = $5, last_heard_at = now()
+         where run_id = $1 and epoch = $2 and not unwanted
+             and (state = 'asked' or (state = 'bound' and incarnation = $3 and key_sha256 = $4))",
+        run.uuid(),
+        epoch,
+        incarnation,
+        key_sha256,
+        identity
+    )
+    .execute(work.db())
+    .await?;
+    Ok(bound.rows_affected() == 1)
+}
+
+/// What the gateway checks a hello against.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Credential {
+    pub tenant: TenantId,
+    pub incarnation: Option<String>,
+    pub key_sha256: Option<Vec<u8>>,
+    pub unwanted: bool,
+}
+
+pub async fn credential(db: &PgPool, run: RunId, epoch: i32) -> Result<Option<Credential>> {
+    let row = sqlx::query!("select tenant_id, incarnation, key_sha256, unwanted from sandbox where run_id = $1 and epoch = $2", run.uuid(), epoch)
+        .fetch_optional(db)
+        .await?;
+    Ok(row.map(|row| Credential { tenant: row.tenant_id.into(), incarnation: row.incarnation, key_sha256: row.key_sha256, unwanted: row.unwanted }))
+}
+
+/// Records that a gateway heard from these sandboxes.
+pub async fn heard(db: &PgPool, sandboxes: &[(RunId, i32)]) -> Result<()> {
+    let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+    sqlx::query!(
+        "update sandbox set last_heard_at = now() from unnest($1::uuid[], $2::int[]) as live (run, epoch) where run_id = live.run and sandbox.epoch = live.epoch",
+        &runs,
+        &epochs
+    )
+    .execute(db)
+    .await?;
+    Ok(())
+}
+
+/// One row that a host has to look at.
+#[derive(Debug, Clone)]
+pub struct Row {
+    pub run: RunId,
+    pub epoch: i32,
+    pub tenant: TenantId,
+    pub session: SessionId,
+    pub walls: Walls,
+    pub bound: bool,
+    pub unwanted: bool,
+    pub observed: String,
+}
+
+/// The host's sandboxes that are not gone; only those of `runs` when given.
+pub(crate) async fn of_host(db: &PgPool, host: &str, runs: Option<&[RunId]>) -> Result<Vec<Row>> {
+    let runs: Option<Vec<Uuid>> = runs.map(|runs| runs.iter().map(|run| run.uuid()).collect());
+    let rows = sqlx::query!(
+        "select run_id, epoch, tenant_id, session_id, walls, state, unwanted, observed from sandbox
+         where host = $1 and state <> 'gone' and refusal is null and ($2::uuid[] is null or run_id = any($2)) order by created_at limit 10000",
+        host,
+        runs.as_deref()
+    )
+    .fetch_all(db)
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            Ok(Row {
+                run: row.run_id.into(),
+                epoch: row.epoch,
+                tenant: row.tenant_id.into(),
+                session: row.session_id.into(),
+                walls: serde_json::from_value(row.walls).map_err(|error| Error::broken(format!("walls: {error}")))?,
+                bound: row.state == "bound",
+                unwanted: row.unwanted,
+                observed: row.observed,
+            })
+        })
+        .collect()
+}
+
+/// The host can never start it. Nothing was created.
+pub(crate) async fn refused(work: &mut Work, row: &Row, reason: &str, message: &str) -> Result<()> {
+    sqlx::query!(
+        "update sandbox set refusal = $3, refusal_message = $4, state = 'gone', gone_at = now() where run_id = $1 and epoch = $2 and state = 'asked'",
+        row.run.uuid(),
+        row.epoch,
+        reason,
+        message
+    )
+    .execute(work.db())
+    .await?;
+    work.command(Command::Observed { tenant: row.tenant, run: row.run, epoch: row.epoch });
+    Ok(())
+}
+
+/// Its end is proved.
+pub(crate) async fn gone(work: &mut Work, row: &Row) -> Result<()> {
+    sqlx::query!(
+        "update sandbox set observed = 'absent', observed_at = now(), unknown_since = null, state = 'gone', gone_at = now() where run_id = $1 and epoch = $2 and state <> 'gone'",
+        row.run.uuid(),
+        row.epoch
+    )
+    .execute(work.db())
+    .await?;
+    work.command(Command::Observed { tenant: row.tenant, run: row.run, epoch: row.epoch });
+    Ok(())
+}
+
+/// It is there, or nobody can tell.
+pub(crate) async fn observed(db: &PgPool, row: &Row, present: bool) -> Result<()> {
+    sqlx::query!(
+        "update sandbox set observed = case when $3 then 'present' else 'unknown' end, observed_at = now(),
+             unknown_since = case when $3 then null else coalesce(unknown_since, now()) end
+         where run_id = $1 and epoch = $2 and state <> 'gone'",
+        row.run.uuid(),
+        row.epoch,
+        present
+    )
+    .execute(db)
+    .await?;
+    Ok(())
+}
+
+/// What is known of a run's sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fact {
+    pub run: RunId,
+    pub epoch: i32,
+    pub refusal: Option<(String, String)>,
+    pub gone: bool,
+    pub present: bool,
+}
+
+pub async fn facts(work: &mut Work, sandboxes: &[(RunId, i32)]) -> Result<Vec<Fact>> {
+    let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+    let rows = sqlx::query!(
+        "select run_id, sandbox.epoch, refusal, refusal_message, state, observed from sandbox join unnest($1::uuid[], $2::int[]) as asked (run, epoch)
+             on run_id = asked.run and sandbox.epoch = asked.epoch",
+        &runs,
+        &epochs
+    )
+    .fetch_all(work.db())
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| Fact {
+            run: row.run_id.into(),
+            epoch: row.epoch,
+            refusal: row.refusal.map(|reason| (reason, row.refusal_message.unwrap_or_default())),
+            gone: row.state == "gone",
+            present: row.observed == "present" && row.state != "gone",
+        })
+        .collect())
+}
+
+/// A person said that it is gone; its host stops looking.
+pub async fn abandon(work: &mut Work, run: RunId, epoch: i32) -> Result<()> {
+    sqlx::query!("update sandbox set state = 'gone', gone_at = now(), unwanted = true where run_id = $1 and epoch = $2 and state <> 'gone'", run.uuid(), epoch)
+        .execute(work.db())
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! A command came: bring this host's sandboxes of some runs to what their rows ask for. The sweep does the same for all of them.
+
+use std::sync::Arc;
+
+use futures::{StreamExt, stream};
+use towpath_chassis::{
+    Chassis, Error, Result,
+    consume::{Handler, Outcome},
+    kill,
+};
+use towpath_schemas::{command::Command, guest::SandboxSpec, id::RunId, subject};
+
+use crate::{
+    process::{CreateError, Observed, ProcessBackend},
+    table::{self, Row},
+};
+
+/// Sandboxes that one host creates or looks at, at a time.
+const AT_A_TIME: usize = 8;
+
+/// What a host does about its own sandboxes.
+#[derive(Clone)]
+pub struct Host {
+    backend: Arc<ProcessBackend>,
+}
+
+impl Host {
+    pub fn new(backend: ProcessBackend) -> Self {
+        Self { backend: Arc::new(backend) }
+    }
+
+    pub fn handler(&self, host: &str) -> Handler {
+        let own = self.clone();
+        Handler::new(format!("host-{}", subject::token(host)), subject::host_all(host), move |chassis, batch| {
+            let own = own.clone();
+            async move {
+                let runs: Vec<RunId> = batch
+                    .iter()
+                    .filter_map(|command| match command {
+                        Command::Host { run, .. } => Some(*run),
+                        _ => None,
+                    })
+                    .collect();
+                own.attend(&chassis, Some(&runs)).await?;
+                Ok(vec![Outcome::Done; batch.len()])
+            }
+        })
+    }
+
+    /// Looks at the host's sandboxes, all or those of `runs`; how many were not yet as they should be.
+    pub async fn attend(&self, chassis: &Chassis, runs: Option<&[RunId]>) -> Result<u64> {
+        let rows = table::of_host(&chassis.db, &chassis.config.host, runs).await?;
+        let results: Vec<Result<bool>> = stream::iter(rows).map(|row| self.attend_to(chassis, row)).buffer_unordered(AT_A_TIME).collect().await;
+        let mut changed = 0;
+        let mut failure = None;
+        for result in results {
+            match result {
+                Ok(did) => changed += u64::from(did),
+                Err(error) => failure = Some(error),
+            }
+        }
+        failure.map_or(Ok(changed), Err)
+    }
+
+    async fn attend_to(&self, chassis: &Chassis, row: Row) -> Result<bool> {
+        match self.backend.observe(row.run, row.epoch).await {
+            Observed::NeverCreated if row.unwanted => self.gone(chassis, &row).await,
+            Observed::NeverCreated if row.bound => self.unknown(chassis, &row, "its folder is not there").await,
+            Observed::NeverCreated => self.create(chassis, &row).await,
+            Observed::Present(_) => {
+                if row.observed == "present" {
+                    return Ok(false);
+                }
+                table::observed(&chassis.db, &row, true).await?;
+                Ok(false)
+            }
+            Observed::Absent { proof } => {
+                tracing::info!(run = %row.run, epoch = row.epoch, proof, "the sandbox is gone");
+                self.gone(chassis, &row).await
+            }
+            Observed::Unknown { why } => self.unknown(chassis, &row, &why).await,
+        }
+    }
+
+    async fn create(&self, chassis: &Chassis, row: &Row) -> Result<bool> {
+        if let Err(refused) = self.backend.check(&row.walls) {
+            let mut work = chassis.begin().await?;
+            table::refused(&mut work, row, "wall_unavailable", &refused.to_string()).await?;
+            work.commit().await?;
+            return Ok(true);
+        }
+        let spec = self.spec(chassis, row)?;
+        kill::point("create sandbox").await;
+        match self.backend.create(&spec).await {
+            Ok(()) => {
+                kill::point("sandbox created").await;
+                Ok(true)
+            }
+            Err(CreateError::Refused(refused)) => {
+                let mut work = chassis.begin().await?;
+                table::refused(&mut work, row, "wall_unavailable", &refused.to_string()).await?;
+                work.commit().await?;
+                Ok(true)
+            }
+            // Whether something was made is seen at the next look.
+            Err(CreateError::Unsure(why)) => Err(Error::Nats { doing: "create sandbox", detail: why }),
+        }
+    }
+
+    fn spec(&self, chassis: &Chassis, row: &Row) -> Result<SandboxSpec> {
+        let config = &chassis.config;
+        let workspace = self.backend.workspace(row.session).map_err(|error| Error::broken(format!("workspace of {}: {error}", row.session)))?;
+        let mut walls = row.walls.clone();
+        walls.uid = self.backend.uid_for(row.session);
+        Ok(SandboxSpec {
+            run: row.run,
+            session: row.session,
+            epoch: row.epoch,
+            gateway: format!("{}/sandbox", config.gateway_url.trim_end_matches('/')),
+            token: chassis.secrets.sandbox_token(row.run, row.epoch),
+            workspace: workspace.display().to_string(),
+            walls,
+            linger_s: config.limits.linger.as_secs(),
+            spool_bytes: config.limits.spool_bytes,
+        })
+    }
+
+    async fn gone(&self, chassis: &Chassis, row: &Row) -> Result<bool> {
+        let mut work = chassis.begin().await?;
+        table::gone(&mut work, row).await?;
+        work.commit().await?;
+        // Its folder is only litter now.
+        if let Err(error) = self.backend.remove(row.run, row.epoch).await {
+            tracing::warn!(run = %row.run, epoch = row.epoch, %error, "a sandbox's folder stays");
+        }
+        Ok(true)
+    }
+
+    async fn unknown(&self, chassis: &Chassis, row: &Row, why: &str) -> Result<bool> {
+        tracing::warn!(run = %row.run, epoch = row.epoch, why, "nobody can tell whether the sandbox is there");
+        table::observed(&chassis.db, row, false).await?;
+        Ok(false)
+    }
+}

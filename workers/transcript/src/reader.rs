@@ -1,0 +1,189 @@
+//! One reader for everybody: history from S3, then JetStream, then live frames. It listens first, then reads history, and drops what it has; whenever it meets a hole it goes back to
+//! history. So a reader that drops or falls behind loses nothing, and costs no consumer.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use tokio::sync::mpsc;
+use towpath_chassis::{Chassis, Error, Result};
+use towpath_schemas::{
+    event,
+    frame::{Frame, GapRecord},
+    id::{RunId, TenantId},
+    subject,
+};
+
+use crate::{
+    chunk,
+    stream::{self, Epoch},
+    table::{self, State},
+};
+
+/// Pieces on their way to one reader; a slow one holds back only itself.
+const AHEAD: usize = 16;
+/// Chunks whose index rows are read at a time.
+const CHUNKS: i64 = 64;
+const READ_BYTES: usize = 1 << 20;
+/// How long live reading goes on without a look at Postgres.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// The last frame that a reader has: (epoch, seq). (0, 0) is the beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Cursor {
+    pub epoch: i32,
+    pub seq: u64,
+}
+
+/// What a reader gets, in order.
+#[derive(Debug)]
+pub enum Piece {
+    Frames(Vec<Frame>),
+    /// Something is missing at this place.
+    Gap { epoch: i32, gap: GapRecord },
+    /// Everything that exists was given; `closed`: and every record so far is closed.
+    Tip { closed: bool },
+}
+
+/// Reads a run's transcript after `after`. With `follow` it goes on until the receiver is dropped, else it ends at the tip.
+pub fn read(chassis: &Chassis, tenant: TenantId, run: RunId, after: Cursor, follow: bool) -> mpsc::Receiver<Result<Piece>> {
+    let (sender, receiver) = mpsc::channel(AHEAD);
+    let task = Reading { chassis: chassis.clone(), tenant, run, at: after, sender: sender.clone() };
+    let stop = chassis.tasks.stopping();
+    chassis.tasks.spawn(async move {
+        let result = tokio::select! {
+            () = stop.cancelled() => return,
+            () = sender.closed() => return,
+            result = task.go(follow) => result,
+        };
+        if let Err(error) = result {
+            // A receiver that has gone away does not want to know.
+            let _ = sender.send(Err(error)).await;
+        }
+    });
+    receiver
+}
+
+struct Reading {
+    chassis: Chassis,
+    tenant: TenantId,
+    run: RunId,
+    at: Cursor,
+    sender: mpsc::Sender<Result<Piece>>,
+}
+
+impl Reading {
+    async fn go(mut self, follow: bool) -> Result<()> {
+        let listen = |subject: String| {
+            let nats = self.chassis.nats.clone();
+            async move { nats.subscribe(subject).await.map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() }) }
+        };
+        let mut live = if follow { Some((listen(subject::output_run(self.tenant, self.run)).await?, listen(subject::event_run(self.tenant, self.run)).await?)) } else { None };
+        loop {
+            let closed = self.catch_up().await?;
+            self.give(Piece::Tip { closed }).await?;
+            let Some((frames, events)) = &mut live else { return Ok(()) };
+            self.live(frames, events).await?;
+        }
+    }
+
+    async fn give(&self, piece: Piece) -> Result<()> {
+        self.sender.send(Ok(piece)).await.map_err(|_| Error::broken("the reader has gone away"))
+    }
+
+    /// Gives everything that exists; true when every record is closed.
+    async fn catch_up(&mut self) -> Result<bool> {
+        loop {
+            let records = table::records(&self.chassis.db, self.tenant, self.run).await?;
+            let Some(record) = records.iter().find(|record| record.epoch > self.at.epoch || (record.epoch == self.at.epoch && !self.has_all_of(record))) else {
+                return Ok(records.iter().all(|record| record.state == State::Closed));
+            };
+            if record.epoch > self.at.epoch {
+                self.at = Cursor { epoch: record.epoch, seq: 0 };
+            }
+            let of = Epoch { tenant: self.tenant, run: self.run, epoch: record.epoch };
+            self.sealed(of).await?;
+            if record.state == State::Closed && self.at.seq >= record.last_seq {
+                if let Some(gap) = &record.gap {
+                    self.give(Piece::Gap { epoch: record.epoch, gap: gap.clone() }).await?;
+                }
+                self.at.seq = u64::MAX;
+                continue;
+            }
+            if self.unsealed(of).await? {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// `u64::MAX` stands for "all of it, and the gap marker too".
+    fn has_all_of(&self, record: &table::Record) -> bool {
+        record.state == State::Closed && self.at.seq == u64::MAX
+    }
+
+    async fn sealed(&mut self, of: Epoch) -> Result<()> {
+        loop {
+            let chunks = table::chunks_after(&self.chassis.db, of, self.at.seq, CHUNKS).await?;
+            if chunks.is_empty() {
+                return Ok(());
+            }
+            for row in chunks {
+                let body = self.chassis.store.get(&row.object_key).await?;
+                let frames = chunk::unpack(&body, &row.sha256)?;
+                self.give_new(frames).await?;
+            }
+        }
+    }
+
+    /// Gives what JetStream holds; true when nothing more is there, false when some of it was sealed meanwhile.
+    async fn unsealed(&mut self, of: Epoch) -> Result<bool> {
+        loop {
+            let (frames, tip) = stream::contiguous(&self.chassis, of, self.at.seq + 1, READ_BYTES).await?;
+            self.give_new(frames).await?;
+            match tip {
+                None => {}
+                // With a hole and nothing sealed either, the frames are on their way again: wait for live ones.
+                Some(_) => {
+                    let sealed_meanwhile = !table::chunks_after(&self.chassis.db, of, self.at.seq, 1).await?.is_empty();
+                    let closed = table::record(&self.chassis.db, of.run, of.epoch).await?.is_some_and(|record| record.state == State::Closed);
+                    return Ok(!sealed_meanwhile && !closed);
+                }
+            }
+        }
+    }
+
+    async fn give_new(&mut self, frames: Vec<Frame>) -> Result<()> {
+        let at = self.at.seq;
+        let new: Vec<Frame> = frames.into_iter().filter(|frame| frame.seq > at).collect();
+        let Some(last) = new.last() else { return Ok(()) };
+        self.at.seq = last.seq;
+        self.give(Piece::Frames(new)).await
+    }
+
+    /// Gives live frames until there is a hole, another epoch, or a reason to look at Postgres.
+    async fn live(&mut self, frames: &mut async_nats::Subscriber, events: &mut async_nats::Subscriber) -> Result<()> {
+        let look = tokio::time::Instant::now() + LOOK;
+        loop {
+            let message = tokio::select! {
+                () = tokio::time::sleep_until(look) => return Ok(()),
+                event = events.next() => match serde_json::from_slice(&event.ok_or_else(closed)?.payload) {
+                    Ok(event::Kind::Moved { .. } | event::Kind::Closed { .. }) => return Ok(()),
+                    Ok(event::Kind::Sealed { .. } | event::Kind::Hole { .. } | event::Kind::Unknown) | Err(_) => continue,
+                },
+                message = frames.next() => message.ok_or_else(closed)?,
+            };
+            let Ok((frame, _)) = Frame::decode(&message.payload) else { continue };
+            let cursor = Cursor { epoch: frame.epoch as i32, seq: frame.seq };
+            if cursor <= self.at {
+                continue;
+            }
+            if cursor.epoch != self.at.epoch || self.at.seq == u64::MAX || cursor.seq != self.at.seq + 1 {
+                return Ok(());
+            }
+            self.give_new(vec![frame]).await?;
+        }
+    }
+}
+
+fn closed() -> Error {
+    Error::Nats { doing: "listen", detail: "the subscription was closed".to_owned() }
+}

@@ -1,0 +1,305 @@
+//! One task for each live epoch: gathers its frames in order, seals them, closes the record. It may be killed anywhere: what is not indexed is still in JetStream or in the supervisor's spool.
+
+use std::time::{Duration, Instant};
+
+use async_nats::Subscriber;
+use futures::StreamExt;
+use towpath_chassis::{Chassis, Error, Result, lease};
+use towpath_schemas::{
+    event,
+    frame::{EndRecord, Frame, FrameKind, GapRecord},
+    key, subject,
+};
+use uuid::Uuid;
+
+use crate::{
+    chunk,
+    stream::{self, Epoch, Tip},
+    table::{self, Closing, State},
+};
+
+/// Payload bytes at which a chunk is sealed.
+const CHUNK_BYTES: usize = 256 * 1024;
+/// Bytes read back from JetStream at a time.
+const REFILL_BYTES: usize = 1 << 20;
+const SILENCE: Duration = Duration::from_secs(2);
+const AGE: Duration = Duration::from_secs(30);
+/// How often the lease is renewed and Postgres looked at.
+const LOOK: Duration = Duration::from_secs(3);
+pub const LEASE: Duration = Duration::from_secs(10);
+/// The least time between two complaints about the same hole.
+const COMPLAIN: Duration = Duration::from_secs(1);
+
+/// Why a sealer stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    Closed,
+    /// Somebody else has the lease, or there is no such record.
+    NotOurs,
+    Draining,
+}
+
+struct Sealer {
+    chassis: Chassis,
+    of: Epoch,
+    /// Frames that follow the last sealed one.
+    gathered: Vec<Frame>,
+    gathered_bytes: usize,
+    sealed: u64,
+    first_at: Option<Instant>,
+    last_at: Instant,
+    complained_at: Option<Instant>,
+}
+
+/// Seals the epoch until it is closed, the lease is lost or the process drains.
+pub async fn run(chassis: Chassis, of: Epoch, owner: Uuid) -> Result<Stopped> {
+    if !lease::take(&chassis.db, &table::lease_name(of), owner, LEASE).await? {
+        return Ok(Stopped::NotOurs);
+    }
+    let result = sealing(&chassis, of, owner).await;
+    // An expired lease is as good as a released one, only later.
+    if let Err(error) = lease::release(&chassis.db, &table::lease_name(of), owner).await {
+        tracing::debug!(error = error.chain(), "the lease runs out by itself");
+    }
+    result
+}
+
+async fn sealing(chassis: &Chassis, of: Epoch, owner: Uuid) -> Result<Stopped> {
+    let subscribe = |subject: String| async {
+        chassis.nats.subscribe(subject).await.map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() })
+    };
+    // Listen first, then read what is there: nothing falls between.
+    let mut live = subscribe(subject::output_epoch(of.tenant, of.run, of.epoch)).await?;
+    let mut events = subscribe(subject::event_run(of.tenant, of.run)).await?;
+    let Some(record) = table::record(&chassis.db, of.run, of.epoch).await? else { return Ok(Stopped::NotOurs) };
+    let mut sealer = Sealer {
+        chassis: chassis.clone(),
+        of,
+        gathered: Vec::new(),
+        gathered_bytes: 0,
+        sealed: record.last_seq,
+        first_at: None,
+        last_at: Instant::now(),
+        complained_at: None,
+    };
+    let stop = chassis.tasks.stopping();
+    let mut look = true;
+    let mut looked_at = Instant::now();
+    loop {
+        if look {
+            looked_at = Instant::now();
+            if !lease::take(&chassis.db, &table::lease_name(of), owner, LEASE).await? {
+                return Ok(Stopped::NotOurs);
+            }
+            if sealer.look().await? == State::Closed {
+                return Ok(Stopped::Closed);
+            }
+        }
+        let due = sealer.due();
+        if due.is_some_and(|due| due <= Instant::now()) && sealer.seal().await? {
+            return Ok(Stopped::Closed);
+        }
+        let wake = sealer.due().unwrap_or(looked_at + LOOK).min(looked_at + LOOK);
+        look = tokio::select! {
+            () = stop.cancelled() => {
+                sealer.seal().await?;
+                return Ok(Stopped::Draining);
+            }
+            batch = next_frames(&mut live) => sealer.take_live(batch?).await?,
+            event = events.next() => event.is_some_and(|message| calls_for_a_look(&message.payload)),
+            () = tokio::time::sleep_until(wake.into()) => looked_at.elapsed() >= LOOK,
+        };
+    }
+}
+
+/// Somebody said that the run moved: its record may be lost now.
+fn calls_for_a_look(payload: &[u8]) -> bool {
+    matches!(serde_json::from_slice(payload), Ok(event::Kind::Moved { .. }))
+}
+
+/// All frames that have arrived, at least one.
+async fn next_frames(live: &mut Subscriber) -> Result<Vec<Frame>> {
+    use futures::FutureExt;
+    let closed = || Error::Nats { doing: "listen", detail: "the subscription was closed".to_owned() };
+    let mut message = live.next().await.ok_or_else(closed)?;
+    let mut frames = Vec::new();
+    loop {
+        match Frame::decode(&message.payload) {
+            Ok((frame, _)) => frames.push(frame),
+            Err(error) => tracing::warn!(%error, "OUTPUT carries no frame"),
+        }
+        if frames.len() >= 64 {
+            return Ok(frames);
+        }
+        match live.next().now_or_never() {
+            Some(Some(next)) => message = next,
+            Some(None) | None => return Ok(frames),
+        }
+    }
+}
+
+impl Sealer {
+    fn next(&self) -> u64 {
+        self.sealed + self.gathered.len() as u64 + 1
+    }
+
+    fn push(&mut self, frame: Frame) {
+        self.gathered_bytes += frame.payload.len();
+        self.last_at = Instant::now();
+        self.first_at.get_or_insert(self.last_at);
+        self.gathered.push(frame);
+    }
+
+    fn has_end(&self) -> bool {
+        self.gathered.last().is_some_and(|frame| frame.kind == FrameKind::End)
+    }
+
+    /// When what was gathered is to be sealed.
+    fn due(&self) -> Option<Instant> {
+        let first = self.first_at?;
+        if self.has_end() || self.gathered_bytes >= CHUNK_BYTES {
+            return Some(first);
+        }
+        Some((self.last_at + SILENCE).min(first + AGE))
+    }
+
+    /// Takes frames as they come; true when something was wrong and Postgres should be looked at.
+    async fn take_live(&mut self, frames: Vec<Frame>) -> Result<bool> {
+        let mut hole = false;
+        for frame in frames {
+            match frame.seq.cmp(&self.next()) {
+                std::cmp::Ordering::Equal => self.push(frame),
+                std::cmp::Ordering::Less => {}
+                std::cmp::Ordering::Greater => hole = true,
+            }
+        }
+        if hole {
+            self.refill().await?;
+        }
+        Ok(false)
+    }
+
+    /// Reads what JetStream holds after the gathered frames.
+    async fn refill(&mut self) -> Result<Tip> {
+        loop {
+            let (frames, tip) = stream::contiguous(&self.chassis, self.of, self.next(), REFILL_BYTES).await?;
+            for frame in frames {
+                self.push(frame);
+            }
+            if self.gathered_bytes >= CHUNK_BYTES {
+                self.seal().await?;
+            }
+            if let Some(tip) = tip {
+                if tip == Tip::Hole {
+                    self.complain();
+                }
+                return Ok(tip);
+            }
+        }
+    }
+
+    /// Tells the gateway that frames are missing; it asks the supervisor for them.
+    fn complain(&mut self) {
+        if self.complained_at.is_some_and(|at| at.elapsed() < COMPLAIN) {
+            return;
+        }
+        self.complained_at = Some(Instant::now());
+        metrics::counter!("towpath_transcript_holes_total").increment(1);
+        let kind = event::Kind::Hole { epoch: self.of.epoch, seq: self.next() as i64 };
+        let (nats, subject) = (self.chassis.nats.clone(), subject::event(self.of.tenant, self.of.run, kind.token()));
+        self.chassis.tasks.spawn(async move {
+            let Ok(body) = serde_json::to_vec(&kind) else { return };
+            if let Err(error) = nats.publish(subject, body.into()).await {
+                tracing::debug!(%error, "the hole is told again at the next look");
+            }
+        });
+    }
+
+    /// Looks at the record's row and at JetStream: live messages may have been missed, the epoch may be lost.
+    async fn look(&mut self) -> Result<State> {
+        let Some(record) = table::record(&self.chassis.db, self.of.run, self.of.epoch).await? else { return Ok(State::Closed) };
+        if record.last_seq != self.sealed {
+            self.start_over(record.last_seq);
+        }
+        match record.state {
+            State::Closed => {
+                self.purge(self.sealed, true).await;
+                return Ok(State::Closed);
+            }
+            State::Open => {
+                self.refill().await?;
+            }
+            State::Lost => {
+                self.refill().await?;
+                if self.seal().await? || self.close_with_gap().await? {
+                    return Ok(State::Closed);
+                }
+            }
+        }
+        if self.has_end() && self.seal().await? {
+            return Ok(State::Closed);
+        }
+        Ok(State::Open)
+    }
+
+    fn start_over(&mut self, sealed: u64) {
+        self.sealed = sealed;
+        self.gathered.clear();
+        self.gathered_bytes = 0;
+        self.first_at = None;
+    }
+
+    /// Seals what was gathered; true when that closed the record.
+    async fn seal(&mut self) -> Result<bool> {
+        let Some(chunk) = chunk::pack(&self.gathered)? else { return Ok(false) };
+        let end = match self.gathered.last() {
+            Some(frame) if frame.kind == FrameKind::End => Some(
+                serde_json::from_slice::<EndRecord>(&frame.payload).map_err(|error| Error::broken(format!("end record: {error}")))?,
+            ),
+            Some(_) | None => None,
+        };
+        let object_key = key::chunk(self.of.tenant, self.of.run, self.of.epoch, towpath_file::unique());
+        towpath_file::object_begin(&self.chassis.db, self.of.tenant, &object_key).await?;
+        self.chassis.store.put(&object_key, chunk.body.clone().into()).await?;
+        let mut work = self.chassis.begin().await?;
+        towpath_file::object_live(&mut work, &object_key, chunk.body.len() as u64).await?;
+        if !table::index(&mut work, self.of, &chunk, &object_key).await? {
+            // Another sealer was first; its object counts and ours is swept.
+            drop(work);
+            let sealed = table::record(&self.chassis.db, self.of.run, self.of.epoch).await?.map_or(self.sealed, |record| record.last_seq);
+            self.start_over(sealed);
+            return Ok(false);
+        }
+        let closed = match &end {
+            Some(end) => table::close(&mut work, self.of, chunk.last_seq, Closing::End(end)).await?,
+            None => false,
+        };
+        work.event(self.of.tenant, self.of.run, event::Kind::Sealed { epoch: self.of.epoch, seq: chunk.last_seq as i64 });
+        work.commit().await?;
+        metrics::counter!("towpath_sealed_bytes_total").increment(chunk.bytes);
+        let before = self.sealed;
+        self.start_over(chunk.last_seq);
+        self.purge(before, closed).await;
+        Ok(closed)
+    }
+
+    /// The epoch is lost and nothing more is to be had: marks the gap. What it cost nobody can know.
+    async fn close_with_gap(&mut self) -> Result<bool> {
+        let gap = GapRecord { reason: "the sandbox was lost before its end record was kept".to_owned(), bytes: None };
+        let mut work = self.chassis.begin().await?;
+        let closed = table::close(&mut work, self.of, self.sealed, Closing::Gap(&gap)).await?;
+        work.commit().await?;
+        if closed {
+            metrics::counter!("towpath_transcript_gaps_total").increment(1);
+            self.purge(self.sealed, true).await;
+        }
+        Ok(closed)
+    }
+
+    async fn purge(&self, before: u64, closed: bool) {
+        // What stays is dropped when it is read, and again at the record's end.
+        if let Err(error) = stream::purge(&self.chassis, self.of, before, self.sealed, closed).await {
+            tracing::debug!(error = error.chain(), "sealed frames stay in JetStream a while");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Reading frames back from JetStream without a consumer: batched direct get (NATS ADR-31, server 2.11). Stream sequence numbers are used within one call only, so all of this
+//! means the same in any incarnation of the stream.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use towpath_chassis::{Chassis, Error, Result};
+use towpath_schemas::{
+    frame::Frame,
+    id::{RunId, TenantId},
+    subject,
+};
+
+/// Messages asked for at a time.
+const BATCH: usize = 256;
+/// Bytes asked for at a time.
+const BATCH_BYTES: usize = 8 << 20;
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Which epoch of which run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Epoch {
+    pub tenant: TenantId,
+    pub run: RunId,
+    pub epoch: i32,
+}
+
+/// Where a read ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tip {
+    /// JetStream holds nothing more.
+    Reached,
+    /// The next frame that JetStream holds is a later one.
+    Hole,
+}
+
+/// Frames from `next` on without a hole, as many as JetStream holds up to `most_bytes`; the answer tells why it ended (`None`: because of `most_bytes`).
+pub async fn contiguous(chassis: &Chassis, of: Epoch, mut next: u64, most_bytes: usize) -> Result<(Vec<Frame>, Option<Tip>)> {
+    let mut frames = Vec::new();
+    let mut bytes = 0;
+    loop {
+        let block = subject::block(next);
+        let filter = subject::output_block(of.tenant, of.run, of.epoch, block);
+        let mut from = 1_u64;
+        loop {
+            let (messages, pending) = direct_get(chassis, &filter, from).await?;
+            let Some((last, _)) = messages.last() else { break };
+            from = last + 1;
+            for (_, payload) in messages {
+                let (frame, _) = Frame::decode(&payload).map_err(|error| Error::broken(format!("OUTPUT holds no frame: {error}")))?;
+                if frame.seq < next {
+                    continue;
+                }
+                if frame.seq > next {
+                    return Ok((frames, Some(Tip::Hole)));
+                }
+                next += 1;
+                bytes += frame.encoded_len();
+                frames.push(frame);
+            }
+            if bytes >= most_bytes {
+                return Ok((frames, None));
+            }
+            if pending == 0 {
+                break;
+            }
+        }
+        if subject::block(next) == block {
+            // Nothing more in this block. Something in a later one means that frames of this one are missing.
+            let later = direct_get_first_later(chassis, of, block).await?;
+            return Ok((frames, Some(if later { Tip::Hole } else { Tip::Reached })));
+        }
+    }
+}
+
+async fn direct_get_first_later(chassis: &Chassis, of: Epoch, block: u64) -> Result<bool> {
+    let filter = subject::output_block(of.tenant, of.run, of.epoch, block + 1);
+    Ok(!direct_get(chassis, &filter, 1).await?.0.is_empty())
+}
+
+/// Messages of `filter` from stream sequence `from` on, each with its sequence, and how many are left after them.
+async fn direct_get(chassis: &Chassis, filter: &str, from: u64) -> Result<(Vec<(u64, bytes::Bytes)>, u64)> {
+    let failed = |detail: String| Error::Nats { doing: "direct get", detail };
+    let inbox = chassis.nats.new_inbox();
+    let mut answers = chassis.nats.subscribe(inbox.clone()).await.map_err(|error| failed(error.to_string()))?;
+    let request = serde_json::json!({ "seq": from, "next_by_subj": filter, "batch": BATCH, "max_bytes": BATCH_BYTES }).to_string();
+    chassis
+        .nats
+        .publish_with_reply(format!("$JS.API.DIRECT.GET.{}", subject::OUTPUT), inbox, request.into())
+        .await
+        .map_err(|error| failed(error.to_string()))?;
+    let mut messages = Vec::new();
+    loop {
+        let message = match tokio::time::timeout(ANSWER, answers.next()).await {
+            Ok(Some(message)) => message,
+            Ok(None) => return Err(failed("the connection was closed".to_owned())),
+            Err(_) => return Err(failed("no answer".to_owned())),
+        };
+        let header = |name: &str| message.headers.as_ref().and_then(|headers| headers.get(name)).map(|value| value.as_str().to_owned());
+        let number = |name: &str| header(name).and_then(|value| value.parse::<u64>().ok());
+        match message.status.map(|status| status.as_u16()) {
+            None | Some(200) => {
+                let sequence = number("Nats-Sequence").ok_or_else(|| failed("an answer without Nats-Sequence".to_owned()))?;
+                messages.push((sequence, message.payload));
+            }
+            // End of the batch.
+            Some(204) => return Ok((messages, number("Nats-Num-Pending").unwrap_or(0))),
+            Some(404) => return Ok((messages, 0)),
+            Some(503) => return Err(failed("the OUTPUT stream is away".to_owned())),
+            Some(status) => return Err(failed(format!("status {status} {}", message.description.as_deref().unwrap_or_default()))),
+        }
+    }
+}
+
+/// Removes whole sealed blocks, those below the block of `sealed + 1`; with `closed` that one too.
+pub async fn purge(chassis: &Chassis, of: Epoch, sealed_before: u64, sealed: u64, closed: bool) -> Result<()> {
+    let failed = |detail: String| Error::Nats { doing: "purge", detail };
+    let (from, to) = (subject::block(sealed_before + 1), subject::block(sealed + 1));
+    if from == to && !closed {
+        return Ok(());
+    }
+    let stream = chassis.jetstream.get_stream_no_info(subject::OUTPUT).await.map_err(|error| failed(error.to_string()))?;
+    if closed {
+        stream.purge().filter(subject::output_epoch(of.tenant, of.run, of.epoch)).await.map_err(|error| failed(error.to_string()))?;
+        return Ok(());
+    }
+    for block in from..to {
+        stream.purge().filter(subject::output_block(of.tenant, of.run, of.epoch, block)).await.map_err(|error| failed(error.to_string()))?;
+    }
+    Ok(())
+}
