@@ -204,7 +204,8 @@ impl Cgroup {
             if Instant::now() > until {
                 return Ok(false);
             }
-            let at_once = self.controllers.unified && self.folders().iter().all(|folder| fs::write(folder.join("cgroup.kill"), "1").is_ok());
+            let at_once =
+                self.controllers.unified && self.folders().iter().all(|folder| fs::write(folder.join("cgroup.kill"), "1").is_ok());
             if !at_once {
                 for pid in processes.into_iter().filter_map(Pid::from_raw) {
                     // It may have ended since; what remains is in the next list.

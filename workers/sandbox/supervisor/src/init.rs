@@ -157,7 +157,7 @@ fn reap(socket: &UnixStream, main: u32, reach: Reach, grace: Duration) -> io::Re
     loop {
         match rustix::process::wait(WaitOptions::empty()) {
             Ok(Some((pid, status))) if pid.as_raw_nonzero().get() as u32 == main => {
-                say(socket, &FromInit::Main { status: status.as_raw() as i32 })?;
+                say(socket, &FromInit::Main { status: status.as_raw() })?;
                 if !STOPPING.swap(true, Ordering::SeqCst) {
                     thread::spawn(move || reach.stop(grace));
                 }
@@ -203,7 +203,8 @@ fn not_executable(name: &str, reason: &str) -> FromInit {
 /// Looks a name without a slash up in the command's own PATH, as a shell would.
 fn find(go: &Go) -> Result<PathBuf, FromInit> {
     let name = go.command.first().cloned().unwrap_or_default();
-    let not_found = |why: &str| FromInit::Refused { code: "command_not_found".to_owned(), message: format!("`{name}` does not exist{why}") };
+    let not_found =
+        |why: &str| FromInit::Refused { code: "command_not_found".to_owned(), message: format!("`{name}` does not exist{why}") };
     if name.is_empty() {
         return Err(not_found(": the command is empty"));
     }

@@ -101,7 +101,11 @@ fn become_sandbox() -> Result<std::convert::Infallible, WallError> {
         fs::write(file, "0").map_err(step("join the cgroup"))?;
     }
     let root = rustix::process::geteuid().is_root();
-    let sources = if root && order.bubblewrap.is_some() { Sources::staged(&order).map_err(step("bind the sandbox's folders"))? } else { Sources::direct(&order) };
+    let sources = if root && order.bubblewrap.is_some() {
+        Sources::staged(&order).map_err(step("bind the sandbox's folders"))?
+    } else {
+        Sources::direct(&order)
+    };
     if let (true, Some(uid)) = (root, order.uid) {
         switch_user(uid).map_err(step("switch to the unprivileged user"))?;
     }

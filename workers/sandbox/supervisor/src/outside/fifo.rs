@@ -3,13 +3,7 @@
 //! It is held open for reading and writing by us, so the agent never sees an end of file, we never get SIGPIPE, and whether the agent
 //! reads, closes or removes it changes nothing here. What has left the pipe is what we wrote less what FIONREAD finds in it.
 
-use std::{
-    collections::VecDeque,
-    io,
-    os::fd::OwnedFd,
-    path::Path,
-    time::Duration,
-};
+use std::{collections::VecDeque, io, os::fd::OwnedFd, path::Path, time::Duration};
 
 use rustix::{
     fs::{FileType, Mode, OFlags},

@@ -152,10 +152,11 @@ async fn send(socket: &mut Socket, message: &FromGuest) -> Result<(), LinkError>
 async fn first_answer(socket: &mut Socket) -> Result<ToGuest, LinkError> {
     loop {
         match socket.next().await.ok_or(LinkError::Closed)?.map_err(websocket)? {
-            Message::Text(text) => match serde_json::from_str(&text)? {
-                answer @ (ToGuest::Welcome { .. } | ToGuest::Fenced | ToGuest::Later { .. }) => return Ok(answer),
-                _ => {}
-            },
+            Message::Text(text) => {
+                if let answer @ (ToGuest::Welcome { .. } | ToGuest::Fenced | ToGuest::Later { .. }) = serde_json::from_str(&text)? {
+                    return Ok(answer);
+                }
+            }
             Message::Close(_) => return Err(LinkError::Closed),
             _ => {}
         }

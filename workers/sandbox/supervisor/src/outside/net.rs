@@ -37,14 +37,22 @@ pub async fn attach(slirp: &Path, init: i32) -> io::Result<Network> {
         command.arg("--enable-sandbox");
     }
     command.args(["--ready-fd", &ready_end.as_raw_fd().to_string(), "--exit-fd", &exit_end.as_raw_fd().to_string()]);
-    command.args([&init.to_string(), "tap0"]);
+    let namespace = |kind: &str| format!("/proc/{init}/ns/{kind}");
+    if !rustix::process::geteuid().is_root() {
+        command.args(["--userns-path", &namespace("user")]);
+    }
+    // By path, because by number it would enter the innermost user namespace, which does not own the network.
+    command.args(["--netns-type=path", &namespace("net"), "tap0"]);
     let child = command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true).spawn()?;
     drop((ready_end, exit_end));
     let mut ready = std::fs::File::from(ready);
-    let told = timeout(READY, spawn_blocking(move || {
-        let mut byte = [0];
-        ready.read_exact(&mut byte)
-    }));
+    let told = timeout(
+        READY,
+        spawn_blocking(move || {
+            let mut byte = [0];
+            ready.read_exact(&mut byte)
+        }),
+    );
     match told.await {
         Ok(Ok(Ok(()))) => Ok(Network { _exit: exit, _child: child }),
         Ok(_) => Err(io::Error::other("slirp4netns ended before the network was there")),

@@ -91,8 +91,14 @@ impl Inputs {
     pub async fn stage(&self, desk: &Desk, files: &[InputFile]) -> Vec<Staged> {
         let mut entries = Vec::with_capacity(files.len());
         for file in files {
-            let mut entry =
-                Staged { name: file.name.clone(), path: None, media_type: file.media_type.clone(), size: file.size, status: None, reason: None };
+            let mut entry = Staged {
+                name: file.name.clone(),
+                path: None,
+                media_type: file.media_type.clone(),
+                size: file.size,
+                status: None,
+                reason: None,
+            };
             match self.stage_one(desk, file).await {
                 Ok(name) => {
                     entry.path = Some(format!("{}/{name}", self.shown));
@@ -122,7 +128,8 @@ impl Inputs {
         match fetch(desk, input, &mut file).await {
             Ok(()) => Ok(name),
             Err(reason) => {
-                unlinkat(&self.files, &*name, AtFlags::empty()).map_err(|error| format!("{reason}; and what was written stays: {error}"))?;
+                unlinkat(&self.files, &*name, AtFlags::empty())
+                    .map_err(|error| format!("{reason}; and what was written stays: {error}"))?;
                 Err(reason)
             }
         }

@@ -10,8 +10,18 @@ use towpath_schemas::{
 };
 
 use super::{
-    Identified, desk::Desk, disk, fifo, fifo::Fifo, gather, gather::Tail, net, output, prepare, prepare::Places, result, sandbox,
-    sandbox::{Events, InitProcess, Orders, Printed, Remains}, stage, stage::Inputs,
+    Identified,
+    desk::Desk,
+    disk, fifo,
+    fifo::Fifo,
+    gather,
+    gather::Tail,
+    net, output, prepare,
+    prepare::Places,
+    result, sandbox,
+    sandbox::{Events, InitProcess, Orders, Printed, Remains},
+    stage,
+    stage::Inputs,
 };
 use crate::{
     cgroup::{Cgroup, CgroupLimits, Controllers},
@@ -131,7 +141,8 @@ impl Work<'_> {
             return Err(wall_failed("this release runs commands on pipes only"));
         }
         let places = Places::of(self.spec, self.folder);
-        let mut fifo = prepare::control_folder(self.folder, self.spec, order).map_err(|error| wall_failed(format!("control folder: {error}")))?;
+        let mut fifo =
+            prepare::control_folder(self.folder, self.spec, order).map_err(|error| wall_failed(format!("control folder: {error}")))?;
         let inputs = Inputs::open(Path::new(&self.spec.workspace), &self.folder.control(), places.files())
             .map_err(|error| wall_failed(format!("the folder for input files: {error}")))?;
         self.desk.step("inputs", Some(format!("{} files", order.files.len())));
@@ -220,7 +231,9 @@ impl Work<'_> {
         });
         match made {
             Ok(cgroup) => Ok(Some(cgroup)),
-            Err(why) if limits.memory_bytes.is_some() || limits.pids.is_some() || walls.isolation == Isolation::None => Err(wall_failed(why)),
+            Err(why) if limits.memory_bytes.is_some() || limits.pids.is_some() || walls.isolation == Isolation::None => {
+                Err(wall_failed(why))
+            }
             Err(why) => {
                 eprintln!("no cgroup: {why}");
                 Ok(None)

@@ -51,7 +51,10 @@ fn a_command_that_does_not_exist_or_cannot_be_executed_is_refused_by_name_and_ex
         assert_eq!(code, expected, "{command:?}: {message}");
         assert!(message.contains(command[0]), "{message}");
         assert!(!heard.has(&FromGuest::Started));
-        assert_eq!(heard.ended().expect("ended"), (Exit { oom: heard.ended().expect("ended").0.oom, ..Exit::default() }, Some(expected.to_owned())));
+        assert_eq!(
+            heard.ended().expect("ended"),
+            (Exit { oom: heard.ended().expect("ended").0.oom, ..Exit::default() }, Some(expected.to_owned()))
+        );
     }
 }
 
@@ -73,7 +76,10 @@ fn a_daemonised_child_that_ignores_term_and_holds_the_pipes_is_killed() {
 
 #[test]
 fn cancel_sends_term_and_what_ignores_it_is_killed_after_the_grace() {
-    for (script, expected) in [("trap 'exit 5' TERM; echo up; while :; do sleep 0.05; done", code(5)), ("trap '' TERM; echo up; while :; do sleep 0.05; done", signal(9))] {
+    for (script, expected) in [
+        ("trap 'exit 5' TERM; echo up; while :; do sleep 0.05; done", code(5)),
+        ("trap '' TERM; echo up; while :; do sleep 0.05; done", signal(9)),
+    ] {
         let mut world = World::shell(script);
         let gateway = world.launch();
         gateway.wait("output", |heard| (!heard.frames.is_empty()).then_some(()));
@@ -94,7 +100,9 @@ fn a_cancel_before_the_word_executes_nothing() {
     let gateway = world.gateway();
     gateway.keep_files_back();
     world.launch();
-    gateway.wait("a question for the file", |heard| heard.messages.iter().any(|message| matches!(message, FromGuest::ReadFile { .. })).then_some(()));
+    gateway.wait("a question for the file", |heard| {
+        heard.messages.iter().any(|message| matches!(message, FromGuest::ReadFile { .. })).then_some(())
+    });
     gateway.say(ToGuest::Cancel { grace_s: 1, reason: "canceled".to_owned() });
     gateway.wait("the end", |heard| heard.has(&FromGuest::Done).then_some(()));
     assert_eq!(gateway.heard().ended(), Some((Exit::default(), Some("canceled".to_owned()))));

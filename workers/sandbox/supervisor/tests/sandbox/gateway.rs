@@ -21,7 +21,7 @@ use towpath_schemas::{
 };
 
 /// Longest wait for anything.
-pub const DEADLINE: Duration = Duration::from_secs(20);
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// What the gateway does by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -252,7 +252,7 @@ impl Heard {
             },
             FromGuest::Ended { .. } => vec![ToGuest::EndedStored],
             FromGuest::Result { .. } => vec![ToGuest::ResultStored],
-            FromGuest::Output { upload, name, size, .. } if size == 0 => {
+            FromGuest::Output { upload, name, size: 0, .. } => {
                 self.outputs.insert(name, vec![]);
                 vec![ToGuest::OutputStored { upload }]
             }

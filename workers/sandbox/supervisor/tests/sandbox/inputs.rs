@@ -37,7 +37,12 @@ fn input_files_come_whole_and_read_only_and_those_that_cannot_be_had_are_listed(
     let printed = String::from_utf8(heard.printed(FrameKind::Stdout)).expect("text");
     assert_eq!(printed, format!("{digest}  big.bin\nabc\nabc\n444\nkept\nclosed\n"));
     let manifest: serde_json::Value = serde_json::from_slice(&heard.printed(FrameKind::Stderr)).expect("manifest");
-    let listed: Vec<_> = manifest.as_array().expect("array").iter().map(|entry| (entry["name"].as_str(), entry["path"].as_str(), entry["status"].as_str())).collect();
+    let listed: Vec<_> = manifest
+        .as_array()
+        .expect("array")
+        .iter()
+        .map(|entry| (entry["name"].as_str(), entry["path"].as_str(), entry["status"].as_str()))
+        .collect();
     assert_eq!(
         listed,
         [

@@ -24,6 +24,19 @@ fn a_start_that_is_asked_for_twice_executes_once() {
 }
 
 #[test]
+fn a_sandbox_starts_within_a_second_or_two() {
+    let mut world = World::shell("exit 0");
+    world.gateway();
+    let began = std::time::Instant::now();
+    let gateway = world.launch();
+    let launched = began.elapsed();
+    gateway.wait("the start", |heard| heard.has(&FromGuest::Started).then_some(()));
+    let started = began.elapsed();
+    println!("launched after {launched:?}, command started after {started:?}");
+    assert!(started < std::time::Duration::from_secs(5));
+}
+
+#[test]
 fn the_token_is_sent_until_the_first_welcome_and_then_forgotten() {
     let mut world = World::shell("sleep 0.5");
     let gateway = world.launch();

@@ -68,7 +68,11 @@ fn two_hundred_megabytes_without_a_line_break_keep_the_supervisor_small() {
     let gateway = world.launch();
     gateway.wait("output", |heard| (heard.frames.len() > 3000).then_some(()));
     let status = std::fs::read_to_string(format!("/proc/{}/status", world.identity().supervisor_pid)).expect("status");
-    let peak: u64 = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).and_then(|rest| rest.trim().trim_end_matches(" kB").parse().ok()).expect("VmHWM");
+    let peak: u64 = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .and_then(|rest| rest.trim().trim_end_matches(" kB").parse().ok())
+        .expect("VmHWM");
     gateway.wait("the end", |heard| heard.has(&FromGuest::Done).then_some(()));
     println!("peak resident memory of the supervisor: {peak} kB");
     assert!(peak < 32 * 1024, "{peak} kB");
@@ -83,7 +87,7 @@ fn a_full_spool_blocks_the_agent_and_sealing_frees_it() {
     world.sealing = Sealing::Never;
     world.spec.spool_bytes = 1024 * 1024;
     let gateway = world.launch();
-    let sent = gateway.wait("a full spool", |heard| (heard.frames.len() >= 28).then(|| heard.frames.len() as u64));
+    let sent = gateway.wait("a full spool", |heard| (heard.frames.len() >= 28).then_some(heard.frames.len() as u64));
     assert!(!world.workspace.join("through").exists());
     gateway.say(ToGuest::Stored { seq: sent });
     let mut sealed = sent;

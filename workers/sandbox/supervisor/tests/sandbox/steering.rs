@@ -98,7 +98,8 @@ fn a_steer_that_was_read_half_way_is_unknown_and_those_behind_it_expired() {
 
 #[test]
 fn an_agent_that_closes_and_removes_its_fifo_breaks_nothing() {
-    let mut world = World::shell("exec 3<$TOWPATH_STEER_FIFO; read -r line <&3; exec 3<&-; rm $TOWPATH_STEER_FIFO; echo $line; sleep 0.3; echo end");
+    let mut world =
+        World::shell("exec 3<$TOWPATH_STEER_FIFO; read -r line <&3; exec 3<&-; rm $TOWPATH_STEER_FIFO; echo $line; sleep 0.3; echo end");
     let gateway = world.launch();
     started(&gateway);
     let orders = [steer("one", 1), steer("two", 2)];

@@ -103,7 +103,9 @@ fn without_isolation_the_paths_are_the_host_s_and_all_processes_still_end() {
     if !has_cgroups() {
         return;
     }
-    let mut world = World::shell("pwd; echo $TOWPATH_STEER_FIFO; id -u; (trap '' TERM; setsid sleep 1000) & (setsid sh -c 'sleep 1000 & sleep 1000') & exit 4");
+    let mut world = World::shell(
+        "pwd; echo $TOWPATH_STEER_FIFO; id -u; (trap '' TERM; setsid sleep 1000) & (setsid sh -c 'sleep 1000 & sleep 1000') & exit 4",
+    );
     world.spec.walls.isolation = Isolation::None;
     world.let_others_walk_through();
     let workspace = world.workspace.display().to_string();

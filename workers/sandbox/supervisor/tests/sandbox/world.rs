@@ -33,6 +33,11 @@ pub struct World {
     gateway: Option<Gateway>,
 }
 
+/// The binary under test: the one just built, or the static one that the variable names.
+fn supervisor() -> PathBuf {
+    std::env::var_os("TOWPATH_TEST_SUPERVISOR").map_or_else(|| env!("CARGO_BIN_EXE_towpath-supervisor").into(), PathBuf::from)
+}
+
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -46,6 +51,8 @@ impl World {
     /// A sandbox for this command; change its fields before [`World::launch`].
     pub fn new(command: &[&str]) -> Self {
         let root = tempfile::Builder::new().prefix("towpath-test-").tempdir().expect("folder");
+        // So that a sandbox whose user may not even walk to its folders is the usual case.
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o700)).expect("mode");
         let (run, session, epoch) = (RunId::mint(), SessionId::mint(), 1);
         let folder = Folder::new(root.path().join(format!("{run}.{epoch}")));
         folder::make_private(folder.path()).expect("folder");
@@ -117,8 +124,7 @@ impl World {
     }
 
     pub fn launch_again(&self) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_towpath-supervisor"));
-        command.args(["launch", "--dir"]).arg(self.folder.path()).output().expect("launch")
+        Command::new(supervisor()).args(["launch", "--dir"]).arg(self.folder.path()).output().expect("launch")
     }
 
     /// Launches and waits until the command has ended.
