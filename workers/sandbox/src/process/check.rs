@@ -34,20 +34,26 @@ enum Wall {
     Network,
 }
 
-/// When each wall was tried, and what came of it.
+/// When a wall was tried, and what came of it.
+#[derive(Debug)]
+struct Tried {
+    at: Instant,
+    result: Result<(), String>,
+}
+
 #[derive(Debug, Default)]
-pub(super) struct Probes(Mutex<HashMap<Wall, (Instant, Result<(), String>)>>);
+pub(super) struct Probes(Mutex<HashMap<Wall, Tried>>);
 
 impl Probes {
     fn ask(&self, wall: Wall) -> Result<(), String> {
         let mut known = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some((at, result)) = known.get(&wall)
+        if let Some(Tried { at, result }) = known.get(&wall)
             && at.elapsed() < if result.is_ok() { GOOD_FOR } else { BAD_FOR }
         {
             return result.clone();
         }
         let result = wall.attempt();
-        known.insert(wall, (Instant::now(), result.clone()));
+        known.insert(wall, Tried { at: Instant::now(), result: result.clone() });
         result
     }
 }

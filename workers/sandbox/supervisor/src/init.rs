@@ -58,7 +58,7 @@ pub fn run(arguments: InitArguments) -> ExitCode {
     match serve(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("process 1: {error}");
+            crate::note!("process 1: {error}");
             ExitCode::from(crate::exit::FAILED)
         }
     }

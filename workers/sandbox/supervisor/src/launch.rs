@@ -19,7 +19,7 @@ pub fn run(dir: &Path) -> ExitCode {
     match start(dir) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("the supervisor of {} cannot be started: {error}", dir.display());
+            crate::note!("the supervisor of {} cannot be started: {error}", dir.display());
             ExitCode::from(exit::FAILED)
         }
     }
@@ -50,6 +50,6 @@ fn start(dir: &Path) -> std::io::Result<ExitCode> {
     }
     let status = child.wait()?;
     let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0).unwrap_or(exit::FAILED);
-    eprintln!("the supervisor ended at once ({status}); {} tells more", folder.log().display());
+    crate::note!("the supervisor ended at once ({status}); {} tells more", folder.log().display());
     Ok(ExitCode::from(code))
 }

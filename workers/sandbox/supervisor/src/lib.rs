@@ -6,6 +6,7 @@ pub mod folder;
 pub mod host;
 pub mod init;
 pub mod launch;
+pub mod note;
 pub mod outside;
 pub mod wall;
 

@@ -28,7 +28,7 @@ const INSIDE_INIT: &str = "/run/towpath-init";
 /// As root the sources are bound here first, in a mount namespace of ours, because the unprivileged user may not walk to them.
 const STAGE: &str = "/tmp";
 /// The files of /etc that a sandbox sees, where the host has them. Users, hosts and name servers are made for it.
-const ETC: [&str; 19] = [
+const ETC: [&str; 17] = [
     "alternatives",
     "bash.bashrc",
     "ca-certificates",
@@ -42,8 +42,6 @@ const ETC: [&str; 19] = [
     "os-release",
     "pki",
     "protocols",
-    "python3",
-    "python3.11",
     "services",
     "ssl",
     "terminfo",
@@ -75,7 +73,7 @@ pub fn run() -> ExitCode {
     match become_sandbox() {
         Ok(never) => match never {},
         Err(error) => {
-            eprintln!("{error}");
+            crate::note!("{error}");
             ExitCode::from(crate::exit::FAILED)
         }
     }

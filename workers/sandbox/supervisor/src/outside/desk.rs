@@ -7,11 +7,12 @@ use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, VecDeque},
     io,
+    time::Duration,
 };
 
 use tokio::{
     sync::{Notify, oneshot},
-    time::Instant,
+    time::{Instant, timeout},
 };
 use towpath_schemas::{
     frame::FrameKind,
@@ -27,6 +28,9 @@ const WINDOW_BYTES: usize = 4 * 1024 * 1024;
 const BATCH_BYTES: usize = 256 * 1024;
 /// Start steps that wait to be told.
 const STEPS: usize = 64;
+/// How long a question waits for its answer, and how often it is asked of a gateway that is there.
+const ANSWER: Duration = Duration::from_secs(30);
+const QUESTIONS: u32 = 10;
 
 /// What the gateway wants of a run, beside its start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,6 +85,8 @@ struct Inner {
     identity: Identity,
     phase: Phase,
     last_activity: Instant,
+    /// Number of the connection that is up.
+    connected: Option<u64>,
 }
 
 pub struct Desk {
@@ -111,6 +117,7 @@ impl Desk {
             identity,
             phase: Phase::Fresh,
             last_activity: Instant::now(),
+            connected: None,
         };
         Self {
             inner: RefCell::new(inner),
@@ -171,17 +178,27 @@ impl Desk {
         self.wait(|desk| desk.inner.borrow().ledger.has_waiting().then_some(())).await;
     }
 
-    /// Asks for a piece of an input file, over as many connections as it takes.
+    /// Asks for a piece of an input file, over as many connections as it takes. A gateway that is there and does not answer is asked again,
+    /// and not for ever.
     pub async fn read_file(&self, file: FileId, offset: u64, length: u32) -> Result<Vec<u8>, String> {
-        let (reply, answer) = oneshot::channel();
-        {
+        let (reply, mut answer) = oneshot::channel();
+        let number = {
             let mut inner = self.inner.borrow_mut();
             let number = inner.next_read;
             inner.next_read += 1;
             inner.reads.insert(number, Read { file, offset, length, sent_on: 0, reply });
+            number
+        };
+        let mut unanswered = 0;
+        while unanswered < QUESTIONS {
+            self.outgoing.notify_one();
+            if let Ok(told) = timeout(ANSWER, &mut answer).await {
+                return told.unwrap_or_else(|_| Err("the question was dropped".to_owned()));
+            }
+            unanswered += self.inner.borrow_mut().ask_again(number);
         }
-        self.outgoing.notify_one();
-        answer.await.unwrap_or_else(|_| Err("the question was dropped".to_owned()))
+        self.inner.borrow_mut().reads.remove(&number);
+        Err(format!("the gateway did not answer within {} s", ANSWER.as_secs() * u64::from(QUESTIONS)))
     }
 
     pub fn step(&self, step: &str, detail: Option<String>) {
@@ -223,6 +240,11 @@ impl Desk {
             }
             room.await;
         }
+    }
+
+    pub fn lift_spool_limit(&self) {
+        self.inner.borrow_mut().spool.lift_limit();
+        self.room.notify_waiters();
     }
 
     pub fn printed(&self) -> u64 {
@@ -276,9 +298,14 @@ impl Desk {
         self.outgoing.notified().await;
     }
 
+    pub fn connection_ended(&self) {
+        self.inner.borrow_mut().connected = None;
+    }
+
     /// The next message of this connection (numbered from 1); None when there is nothing to say.
     pub fn next(&self, connection: u64) -> io::Result<Option<Outgoing>> {
         let mut inner = self.inner.borrow_mut();
+        inner.connected = Some(connection);
         if let Some(step) = inner.steps.pop_front() {
             return Ok(Some(Outgoing::Text(step)));
         }
@@ -333,7 +360,7 @@ impl Desk {
             ToGuest::FileRefused { request, code, detail } => inner.piece(request, Err(format!("{code}: {detail}"))),
             ToGuest::OutputStored { upload } => inner.uploads.answered(upload),
             ToGuest::OutputRefused { upload, code, detail } => {
-                eprintln!("output {upload} was refused: {code}: {detail}");
+                crate::note!("output {upload} was refused: {code}: {detail}");
                 inner.uploads.answered(upload);
             }
             ToGuest::Release => self.released.set(true),
@@ -352,6 +379,15 @@ impl Desk {
 }
 
 impl Inner {
+    /// Counts one when the question was asked on the connection that is up.
+    fn ask_again(&mut self, number: u64) -> u32 {
+        let connected = self.connected;
+        self.reads.get_mut(&number).filter(|read| Some(read.sent_on) == connected).map_or(0, |read| {
+            read.sent_on = 0;
+            1
+        })
+    }
+
     fn stored(&mut self, seq: u64) {
         while let Some((last, bytes)) = self.window.front().copied()
             && last <= seq
@@ -371,7 +407,7 @@ impl Inner {
         let id = order.steer;
         if let Err(error) = self.ledger.take(order) {
             // Not known to us, so the gateway still counts it as sent, and the next hello brings it again.
-            eprintln!("{id} cannot be kept: {error}");
+            crate::note!("{id} cannot be kept: {error}");
         }
     }
 

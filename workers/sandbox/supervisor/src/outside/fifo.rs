@@ -122,7 +122,7 @@ pub async fn pump(desk: &Desk, fifo: &mut Fifo, inputs: &Inputs, format: Steerin
                 }
                 Ok(None) => break,
                 // Stays `queued` here and so expires at the end.
-                Err(error) => eprintln!("a steer cannot be read back: {error}"),
+                Err(error) => crate::note!("a steer cannot be read back: {error}"),
             }
         }
     }
@@ -133,7 +133,7 @@ async fn begin(desk: &Desk, fifo: &mut Fifo, inputs: &Inputs, format: SteeringFo
     let steer = order.steer;
     match desk.with_ledger(|ledger| ledger.record_intent(steer)) {
         Ok(()) => fifo.writing = Some(Writing { steer, line: line(format, &order, &files), done: 0 }),
-        Err(error) => eprintln!("{steer} is not given to the agent, because the intent cannot be recorded: {error}"),
+        Err(error) => crate::note!("{steer} is not given to the agent, because the intent cannot be recorded: {error}"),
     }
 }
 

@@ -92,7 +92,7 @@ impl Frames<'_> {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                eprintln!("the command's output cannot be read: {error}");
+                crate::note!("the command's output cannot be read: {error}");
                 *pipe = None;
             }
         }
@@ -107,7 +107,7 @@ impl Frames<'_> {
             return;
         }
         while let Err(error) = self.desk.append(self.kind, &self.buffer) {
-            eprintln!("the spool cannot be written: {error}");
+            crate::note!("the spool cannot be written: {error}");
             sleep(DISK_RETRY).await;
         }
         if self.kind == FrameKind::Stdout {

@@ -79,15 +79,16 @@ pub async fn keep(desk: &Desk, secrets: &Secrets, gateway: &str) {
         if let Err(error) = converse(desk, secrets, gateway, connection, &mut welcomed).await {
             let said = error.to_string();
             if said != last_said {
-                eprintln!("connection {connection}: {said}");
+                crate::note!("connection {connection}: {said}");
                 last_said = said;
             }
         }
+        desk.connection_ended();
         if welcomed {
             (backoff, heard) = (BACKOFF_LEAST, Instant::now());
         }
         if desk.phase() == Phase::Fresh && heard.elapsed() > GIVE_UP {
-            eprintln!("nobody told this sandbox to start for {} s", GIVE_UP.as_secs());
+            crate::note!("nobody told this sandbox to start for {} s", GIVE_UP.as_secs());
             return;
         }
         if !desk.is_over() {
@@ -107,7 +108,7 @@ async fn converse(desk: &Desk, secrets: &Secrets, gateway: &str, connection: u64
             secrets.welcomed();
         }
         ToGuest::Later { detail } => return Err(LinkError::Later(detail)),
-        ToGuest::Fenced => eprintln!("fenced: another incarnation or a newer epoch owns this run"),
+        ToGuest::Fenced => crate::note!("fenced: another incarnation or a newer epoch owns this run"),
         _ => {}
     }
     desk.hear(answer);

@@ -78,7 +78,7 @@ impl Secrets {
         if self.token.take().is_some()
             && let Err(error) = folder::write_json(&self.folder.spec(), &self.spec)
         {
-            eprintln!("the used token cannot be removed: {error}");
+            crate::note!("the used token cannot be removed: {error}");
         }
     }
 
@@ -151,7 +151,7 @@ pub fn run(dir: &Path) -> ExitCode {
     match serve(dir) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("{}: {error}", dir.display());
+            crate::note!("{}: {error}", dir.display());
             ExitCode::from(exit::FAILED)
         }
     }
@@ -161,11 +161,13 @@ fn serve(dir: &Path) -> io::Result<u8> {
     crate::sys::close_at_exec_from(3);
     // Fails for the leader of a group; `launch` has seen to it that the group is ours alone.
     rustix::process::setsid().ok();
+    // The same for every run, whatever the worker was started with.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let folder = Folder::new(std::path::absolute(dir)?);
     let Some(_lock) = folder.try_lock()? else { return Ok(exit::HELD) };
     for spent in [folder.gone(), folder.started()] {
         if spent.try_exists()? {
-            eprintln!("{} exists: nothing is ever started here again", spent.display());
+            crate::note!("{} exists: nothing is ever started here again", spent.display());
             return Ok(exit::SPENT);
         }
     }
@@ -216,7 +218,7 @@ async fn tend(desk: &Desk, secrets: &Secrets, spec: &SandboxSpec, folder: &Folde
         if let Err(error) = std::fs::remove_dir_all(&path)
             && error.kind() != io::ErrorKind::NotFound
         {
-            eprintln!("{} cannot be removed: {error}", path.display());
+            crate::note!("{} cannot be removed: {error}", path.display());
         }
     }
     Ok(())

@@ -171,9 +171,9 @@ impl Events {
         let mut line = Vec::new();
         match self.0.read_until(b'\n', &mut line).await {
             Ok(0) => None,
-            Ok(_) => serde_json::from_slice(&line).inspect_err(|error| eprintln!("process 1 said what is not understood: {error}")).ok(),
+            Ok(_) => serde_json::from_slice(&line).inspect_err(|error| crate::note!("process 1 said what is not understood: {error}")).ok(),
             Err(error) => {
-                eprintln!("process 1 cannot be heard: {error}");
+                crate::note!("process 1 cannot be heard: {error}");
                 None
             }
         }
@@ -201,13 +201,13 @@ impl Remains {
         }
         match timeout(GONE, self.child.wait()).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => eprintln!("the wall cannot be waited for: {error}"),
-            Err(_) => eprintln!("the wall is still there {} s after KILL", GONE.as_secs()),
+            Ok(Err(error)) => crate::note!("the wall cannot be waited for: {error}"),
+            Err(_) => crate::note!("the wall is still there {} s after KILL", GONE.as_secs()),
         }
         if let Some(cgroup) = &self.cgroup
             && !cgroup.kill().unwrap_or(false)
         {
-            eprintln!("cgroup {} is not empty", cgroup.relative());
+            crate::note!("cgroup {} is not empty", cgroup.relative());
         }
     }
 
@@ -219,7 +219,7 @@ impl Remains {
         if let Some(cgroup) = self.cgroup.take()
             && let Err(error) = cgroup.remove()
         {
-            eprintln!("cgroup {} cannot be removed: {error}", cgroup.relative());
+            crate::note!("cgroup {} cannot be removed: {error}", cgroup.relative());
         }
     }
 

@@ -43,6 +43,7 @@ pub struct Spool {
     folder: PathBuf,
     epoch: u32,
     limit: u64,
+    lifted: bool,
     segments: VecDeque<Segment>,
     writing: Option<File>,
     next_seq: u64,
@@ -61,6 +62,7 @@ impl Spool {
             folder,
             epoch,
             limit: limit.max(LEAST_BYTES),
+            lifted: false,
             segments: VecDeque::new(),
             writing: None,
             next_seq: 1,
@@ -78,7 +80,12 @@ impl Spool {
 
     /// Whether one more frame may be gathered.
     pub fn has_room(&self) -> bool {
-        self.held + ROOM_BYTES <= self.limit
+        self.lifted || self.held + ROOM_BYTES <= self.limit
+    }
+
+    /// The command has ended: what its pipes still hold is taken in any case, so that a full spool does not keep the end from being told.
+    pub fn lift_limit(&mut self) {
+        self.lifted = true;
     }
 
     /// Whether every frame was handed out for sending.
@@ -138,7 +145,7 @@ impl Spool {
             }
             let path = self.path(segment.first);
             if let Err(error) = fs::remove_file(&path) {
-                eprintln!("{} cannot be removed: {error}", path.display());
+                crate::note!("{} cannot be removed: {error}", path.display());
             }
             self.held -= segment.bytes;
             if self.segments.len() == 1 {

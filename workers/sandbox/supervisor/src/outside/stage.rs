@@ -105,7 +105,7 @@ impl Inputs {
                     entry.name = name;
                 }
                 Err(reason) => {
-                    eprintln!("input {} is unavailable: {reason}", file.file);
+                    crate::note!("input {} is unavailable: {reason}", file.file);
                     desk.step("inputs", Some(format!("{} is unavailable: {reason}", file.name)));
                     (entry.status, entry.reason) = (Some("unavailable"), Some(reason));
                 }
@@ -114,7 +114,7 @@ impl Inputs {
         }
         self.manifest.borrow_mut().extend(entries.iter().cloned());
         if let Err(error) = self.write_manifest() {
-            eprintln!("the manifest cannot be written: {error}");
+            crate::note!("the manifest cannot be written: {error}");
         }
         entries
     }

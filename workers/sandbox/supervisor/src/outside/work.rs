@@ -82,7 +82,7 @@ impl Work<'_> {
             Err(error) => Err(wall_failed(format!("the workspace cannot be prepared: {error}"))),
         };
         let outcome = outcome.unwrap_or_else(|Refusal { code, message }| {
-            eprintln!("refused: {code}: {message}");
+            crate::note!("refused: {code}: {message}");
             self.desk.report(FromGuest::Refused { code: code.clone(), message });
             Outcome { exit: Exit::default(), reason: Some(code) }
         });
@@ -103,7 +103,7 @@ impl Work<'_> {
             self.desk.released().await;
         };
         if timeout(Duration::from_secs(self.spec.linger_s), linger).await.is_err() {
-            eprintln!("nobody released this sandbox within {} s; its spool stays", self.spec.linger_s);
+            crate::note!("nobody released this sandbox within {} s; its spool stays", self.spec.linger_s);
         }
     }
 
@@ -112,7 +112,7 @@ impl Work<'_> {
             if let Err(error) = std::fs::remove_dir_all(folder)
                 && error.kind() != io::ErrorKind::NotFound
             {
-                eprintln!("{} cannot be removed: {error}", folder.display());
+                crate::note!("{} cannot be removed: {error}", folder.display());
             }
         }
     }
@@ -120,7 +120,7 @@ impl Work<'_> {
     async fn append_end(&self, record: &EndRecord) {
         let payload = serde_json::to_vec(record).unwrap_or_default();
         while let Err(error) = self.desk.append(FrameKind::End, &payload) {
-            eprintln!("the end record cannot be written: {error}");
+            crate::note!("the end record cannot be written: {error}");
             sleep(DISK_RETRY).await;
         }
     }
@@ -168,7 +168,7 @@ impl Work<'_> {
         };
         if walls.egress && bubblewrap.is_none() {
             // Without a network namespace the command has the host's network, loopback included.
-            eprintln!("no isolation: the command uses the host's network");
+            crate::note!("no isolation: the command uses the host's network");
         }
         prepare::etc_folder(&self.folder.etc(), walls.egress).map_err(|error| wall_failed(format!("etc folder: {error}")))?;
         let cgroup = self.cgroup()?;
@@ -235,7 +235,7 @@ impl Work<'_> {
                 Err(wall_failed(why))
             }
             Err(why) => {
-                eprintln!("no cgroup: {why}");
+                crate::note!("no cgroup: {why}");
                 Ok(None)
             }
         }
@@ -283,6 +283,7 @@ impl Work<'_> {
                 *self.running.borrow_mut() = Some(remains);
             }
             if !all_gathered {
+                self.desk.lift_spool_limit();
                 gathered.await;
             }
             status
@@ -339,12 +340,12 @@ impl Work<'_> {
             () = self.disk_full() => (order.grace_s, "disk_limit".to_owned()),
             () = self.idle(order.idle_s) => (order.grace_s, "idle".to_owned()),
         };
-        eprintln!("stopping: {reason}");
+        crate::note!("stopping: {reason}");
         *told.borrow_mut() = Some(reason);
         let grace = Duration::from_secs(grace_s.into());
         match orders.give(&ToInit::Stop { grace_ms: grace.as_millis() as u64 }).await {
             Ok(()) => sleep(grace + STUBBORN).await,
-            Err(error) => eprintln!("process 1 cannot be told to stop: {error}"),
+            Err(error) => crate::note!("process 1 cannot be told to stop: {error}"),
         }
         sandbox::kill_hard(init);
         std::future::pending().await
@@ -354,7 +355,7 @@ impl Work<'_> {
         match self.spec.walls.disk_bytes {
             Some(most) => {
                 let used = disk::over(vec![self.spec.workspace.clone().into(), self.folder.control()], most).await;
-                eprintln!("the workspace holds {used} bytes, {most} are allowed");
+                crate::note!("the workspace holds {used} bytes, {most} are allowed");
             }
             None => std::future::pending().await,
         }

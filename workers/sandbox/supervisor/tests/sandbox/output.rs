@@ -104,6 +104,20 @@ fn a_full_spool_blocks_the_agent_and_sealing_frees_it() {
 }
 
 #[test]
+fn the_end_of_a_canceled_run_is_told_although_its_spool_is_full() {
+    let mut world = World::python("import os\nwhile True: os.write(1, b'x'*65536)");
+    world.sealing = Sealing::Never;
+    world.spec.spool_bytes = 1024 * 1024;
+    let gateway = world.launch();
+    gateway.wait("a full spool", |heard| (heard.frames.len() >= 28).then_some(()));
+    gateway.say(ToGuest::Cancel { grace_s: 1, reason: "canceled".to_owned() });
+    gateway.wait("the end record", |heard| heard.end());
+    check_frames(gateway.heard().frames.values());
+    let bytes = gateway.heard().end().expect("end").bytes;
+    assert_eq!(gateway.heard().printed(FrameKind::Stdout).len() as u64, bytes);
+}
+
+#[test]
 fn frames_that_are_asked_for_again_come_again_until_they_are_sealed() {
     let mut world = World::shell("for i in 1 2 3 4 5; do echo $i; sleep 0.1; done");
     world.sealing = Sealing::Never;
