@@ -170,3 +170,14 @@ pub async fn relay(chassis: Chassis) -> Result<u64> {
     }
     Ok(missed)
 }
+
+/// Age of the oldest row in seconds; 0 when there is none.
+pub async fn oldest_s(db: &PgPool) -> Result<f64> {
+    Ok(waiting(db).await?.1)
+}
+
+/// Unpublished commands and the age of the oldest in seconds.
+pub async fn waiting(db: &PgPool) -> Result<(i64, f64)> {
+    let row = sqlx::query!(r#"select count(*) as "count!", coalesce(extract(epoch from now() - min(created_at)), 0)::float8 as "age!" from outbox"#).fetch_one(db).await?;
+    Ok((row.count, row.age))
+}

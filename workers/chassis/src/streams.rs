@@ -124,3 +124,8 @@ pub async fn consumer(jetstream: &Context, name: &str, filter: &str, config: &Co
         .await
         .map_err(|error| nats_error("declare consumer", error))
 }
+
+/// Does JetStream answer, with the streams there?
+pub async fn ping(jetstream: &Context) -> Result<()> {
+    jetstream.get_stream(subject::COMMAND).await.map(|_| ()).map_err(|error| nats_error("find stream", error))
+}

@@ -183,3 +183,13 @@ pub async fn retry(chassis: &Chassis, tenant: TenantId, delivery: DeliveryId) ->
         }
     }
 }
+
+/// Deliveries that are due, and for how many seconds the oldest has been.
+pub async fn due(db: &PgPool) -> Result<(i64, f64)> {
+    let row = sqlx::query!(
+        r#"select count(*) as "count!", coalesce(extract(epoch from now() - min(next_attempt_at)), 0)::float8 as "age!" from delivery where next_attempt_at <= now()"#
+    )
+    .fetch_one(db)
+    .await?;
+    Ok((row.count, row.age))
+}

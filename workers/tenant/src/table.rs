@@ -115,3 +115,9 @@ pub async fn tenants(chassis: &Chassis) -> Result<Vec<Tenant>> {
     let rows = sqlx::query!("select id, name, created_at from tenant order by created_at desc, id desc limit $1", PAGE_ROWS).fetch_all(&chassis.db).await?;
     Ok(rows.into_iter().map(|row| Tenant { id: row.id.into(), name: row.name, created_at: row.created_at }).collect())
 }
+
+/// Is this the first tenant, the operator's own?
+pub async fn is_operator(chassis: &Chassis, tenant: TenantId) -> Result<bool> {
+    let first = sqlx::query_scalar!("select id from tenant order by created_at, id limit 1").fetch_optional(&chassis.db).await?;
+    Ok(first == Some(tenant.uuid()))
+}

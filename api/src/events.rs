@@ -1,0 +1,180 @@
+//! A run's event stream: its history (moves of the run and its steers, ordered by revision) and its transcript (ordered by epoch and sequence), each without a gap or a repeat from any id on.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::response::sse::Event;
+use base64::{Engine, engine::general_purpose::STANDARD};
+use futures::{Stream, StreamExt};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use towpath_chassis::{Chassis, Error, Result};
+use towpath_run::view;
+use towpath_schemas::{
+    ErrorCode,
+    body::{HistoryEntry, OutputEvent, RunState},
+    frame::Frame,
+    id::{RunId, TenantId},
+    subject,
+};
+use towpath_transcript::reader::{self, Cursor, Piece};
+
+/// A comment on a stream that is silent for this long keeps it open.
+pub const COMMENT: Duration = Duration::from_secs(15);
+/// Events on their way to one listener.
+const AHEAD: usize = 64;
+/// How long the history is not looked at without an event.
+const LOOK: Duration = Duration::from_secs(3);
+/// How long an ended run's stream waits for a record that is still being sealed.
+const SEALING: Duration = Duration::from_secs(10);
+
+/// Where a listener is: the newest revision and the last frame that it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Place {
+    pub revision: i64,
+    pub frame: Cursor,
+}
+
+impl Place {
+    /// `<run>.<revision>.<epoch>.<seq>`
+    fn id(&self, run: RunId) -> String {
+        format!("{run}.{}.{}.{}", self.revision, self.frame.epoch, self.frame.seq)
+    }
+
+    pub fn parse(run: RunId, text: &str) -> Result<Self> {
+        let refuse = || Error::refused(ErrorCode::BadRequest, format!("Last-Event-ID: `{}` is no id of this run's events", text.chars().take(120).collect::<String>()));
+        let mut parts = text.split('.');
+        let same_run = parts.next().and_then(|part| part.parse::<RunId>().ok()) == Some(run);
+        let revision = parts.next().and_then(|part| part.parse::<i64>().ok());
+        let epoch = parts.next().and_then(|part| part.parse::<i32>().ok());
+        let seq = parts.next().and_then(|part| part.parse::<i64>().ok());
+        match (same_run, revision, epoch, seq, parts.next()) {
+            (true, Some(revision @ 0..), Some(epoch @ 0..), Some(seq @ 0..), None) => Ok(Self { revision, frame: Cursor { epoch, seq: seq as u64 } }),
+            _ => Err(refuse()),
+        }
+    }
+}
+
+/// Follows a run from a place to its end.
+pub async fn follow(chassis: &Chassis, tenant: TenantId, run: RunId, from: Place) -> Result<impl Stream<Item = std::result::Result<Event, Infallible>> + use<>> {
+    let events = chassis.nats.subscribe(subject::event_run(tenant, run)).await.map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() })?;
+    let (sender, receiver) = mpsc::channel(AHEAD);
+    let follower = Follower { chassis: chassis.clone(), tenant, run, at: from, sender: sender.clone(), ended_at: None, closed: false };
+    let stop = chassis.tasks.stopping();
+    chassis.tasks.spawn(async move {
+        let result = tokio::select! {
+            () = stop.cancelled() => return,
+            () = sender.closed() => return,
+            result = follower.go(events) => result,
+        };
+        if let Err(error) = result {
+            // The listener reconnects with its last id and goes on from there.
+            tracing::debug!(error = error.chain(), "an event stream broke off");
+        }
+    });
+    Ok(ReceiverStream::new(receiver).map(Ok))
+}
+
+struct Follower {
+    chassis: Chassis,
+    tenant: TenantId,
+    run: RunId,
+    at: Place,
+    sender: mpsc::Sender<Event>,
+    ended_at: Option<tokio::time::Instant>,
+    closed: bool,
+}
+
+impl Follower {
+    async fn go(mut self, mut events: async_nats::Subscriber) -> Result<()> {
+        let mut pieces = reader::read(&self.chassis, self.tenant, self.run, self.at.frame, true);
+        self.history().await?;
+        loop {
+            let over = self.ended_at.is_some_and(|at| self.closed || at.elapsed() >= SEALING);
+            if over {
+                self.history().await?;
+                return self.end().await;
+            }
+            tokio::select! {
+                piece = pieces.recv() => match piece {
+                    Some(piece) => self.piece(piece?).await?,
+                    None => return Err(Error::broken("the reader ended")),
+                },
+                event = events.next() => {
+                    if event.is_none() {
+                        return Err(Error::broken("the subscription was closed"));
+                    }
+                    self.history().await?;
+                }
+                () = tokio::time::sleep(LOOK) => self.history().await?,
+            }
+        }
+    }
+
+    async fn send(&self, kind: &str, data: &impl serde::Serialize) -> Result<()> {
+        let event = Event::default().event(kind).id(self.at.id(self.run)).json_data(data).map_err(|error| Error::broken(format!("event: {error}")))?;
+        self.sender.send(event).await.map_err(|_| Error::broken("the listener has gone away"))
+    }
+
+    async fn history(&mut self) -> Result<()> {
+        let entries = view::history(&self.chassis.db, self.tenant, self.run, self.at.revision).await?;
+        for entry in entries {
+            self.at.revision = entry.revision;
+            self.entry(&entry).await?;
+        }
+        if self.ended_at.is_none() && view::state(&self.chassis.db, self.tenant, self.run).await?.0.ended() {
+            self.ended_at = Some(tokio::time::Instant::now());
+        }
+        Ok(())
+    }
+
+    async fn entry(&self, entry: &HistoryEntry) -> Result<()> {
+        self.send(if entry.on == "steer" { "steer" } else { "state" }, entry).await
+    }
+
+    async fn piece(&mut self, piece: Piece) -> Result<()> {
+        match piece {
+            Piece::Frames(frames) => {
+                for frame in frames {
+                    self.frame(&frame).await?;
+                }
+                Ok(())
+            }
+            Piece::Gap { epoch, gap } => {
+                self.send("gap", &serde_json::json!({ "epoch": epoch, "reason": gap.reason, "bytes": gap.bytes })).await
+            }
+            Piece::Tip { closed } => {
+                self.closed = closed;
+                Ok(())
+            }
+        }
+    }
+
+    async fn frame(&mut self, frame: &Frame) -> Result<()> {
+        let epoch = i32::try_from(frame.epoch).unwrap_or(i32::MAX);
+        self.at.frame = Cursor { epoch, seq: frame.seq };
+        if !frame.kind.is_output() {
+            return Ok(());
+        }
+        self.send("output", &OutputEvent { epoch, seq: frame.seq, stream: frame.kind.name().to_owned(), b64: STANDARD.encode(&frame.payload) }).await
+    }
+
+    async fn end(&self) -> Result<()> {
+        let (state, _): (RunState, i64) = view::state(&self.chassis.db, self.tenant, self.run).await?;
+        self.send("end", &serde_json::json!({ "state": state, "transcript": if self.closed { "closed" } else { "sealing" } })).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_reads_back_and_another_run_s_is_refused() {
+        let run = RunId::mint();
+        let place = Place { revision: 7, frame: Cursor { epoch: 2, seq: 40 } };
+        assert_eq!(Place::parse(run, &place.id(run)).expect("parse"), place);
+        for bad in [place.id(RunId::mint()), format!("{run}.1.1"), format!("{run}.1.1.1.1"), format!("{run}.-1.1.1"), String::new()] {
+            assert!(Place::parse(run, &bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! One sandbox's connection, from hello to the last word.
+
+use std::{collections::HashSet, time::Duration};
+
+use axum::extract::ws::{CloseFrame, Message, WebSocket};
+use futures::{SinkExt, StreamExt, stream::SplitSink};
+use tokio::sync::mpsc;
+use towpath_chassis::{Chassis, Error, Result};
+use towpath_run::report::{self, Greeting, OutputReport, Reporter, Stop};
+use towpath_schemas::{
+    event,
+    guest::{FromGuest, Hello, Phase, SteerEnd, SteerOrder, ToGuest, binary},
+    id::SteerId,
+    subject,
+};
+
+use super::{
+    Gateway, Nudge,
+    frames::{Frames, Told},
+    order,
+    uploads::{self, Uploads},
+};
+
+/// How long the first message may take.
+const HELLO: Duration = Duration::from_secs(10);
+/// A connection that is silent for this long is given up; the supervisor pings every 10 s.
+const SILENCE: Duration = Duration::from_secs(30);
+/// Messages that wait to be sent to one sandbox.
+const OUTBOUND: usize = 64;
+/// Wait before frames that JetStream refused are asked for again.
+const AGAIN: Duration = Duration::from_millis(500);
+
+pub(super) async fn run(gateway: Gateway, mut socket: WebSocket) {
+    let Some(hello) = first_message(&mut socket).await else { return };
+    let (run, epoch) = (hello.run, hello.epoch);
+    let greeting = match report::hello(&gateway.chassis, &hello).await {
+        Ok(greeting) => greeting,
+        Err(error) => {
+            tracing::warn!(%run, epoch, error = error.chain(), "a supervisor is asked to come again");
+            farewell(socket, &ToGuest::Later { detail: error.problem().detail }).await;
+            return;
+        }
+    };
+    match greeting {
+        Greeting::Fenced(why) => {
+            tracing::info!(%run, epoch, why, "fenced");
+            farewell(socket, &ToGuest::Fenced).await;
+        }
+        Greeting::Welcome { reporter, sealed, stop } => {
+            let key = (run, epoch);
+            let (number, nudges) = gateway.enter(key);
+            let (writer, reader) = socket.split();
+            let (outbound, messages) = mpsc::channel(OUTBOUND);
+            gateway.chassis.tasks.spawn(write(writer, messages));
+            let connection = Connection {
+                chassis: gateway.chassis.clone(),
+                frames: Frames::new(gateway.chassis.clone(), reporter.clone()),
+                uploads: Uploads::new(gateway.chassis.clone(), reporter.clone()),
+                reporter,
+                outbound,
+                sealed,
+                stored: sealed,
+                stalled_looks: 0,
+                refusal: None,
+                stop_sent: false,
+                steered: HashSet::new(),
+            };
+            if let Err(error) = connection.go(&hello, stop, reader, nudges).await {
+                tracing::info!(%run, epoch, error = error.chain(), "a sandbox's connection ended");
+            }
+            gateway.leave(key, number);
+        }
+    }
+}
+
+async fn first_message(socket: &mut WebSocket) -> Option<Hello> {
+    match tokio::time::timeout(HELLO, socket.recv()).await {
+        Ok(Some(Ok(Message::Text(text)))) => match serde_json::from_str(&text) {
+            Ok(FromGuest::Hello(hello)) => Some(hello),
+            Ok(_) | Err(_) => None,
+        },
+        Ok(_) | Err(_) => None,
+    }
+}
+
+async fn farewell(mut socket: WebSocket, message: &ToGuest) {
+    let Ok(text) = serde_json::to_string(message) else { return };
+    // Whoever does not listen comes again.
+    if socket.send(Message::Text(text.into())).await.is_ok() {
+        let _ = socket.send(Message::Close(Some(CloseFrame { code: 1000, reason: "".into() }))).await;
+    }
+}
+
+async fn write(mut writer: SplitSink<WebSocket, Message>, mut messages: mpsc::Receiver<Message>) {
+    while let Some(message) = messages.recv().await {
+        match tokio::time::timeout(SILENCE, writer.send(message)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) | Err(_) => return,
+        }
+    }
+    // The reader is gone already; the close is a courtesy.
+    let _ = writer.close().await;
+}
+
+struct Connection {
+    chassis: Chassis,
+    reporter: Reporter,
+    frames: Frames,
+    uploads: Uploads,
+    outbound: mpsc::Sender<Message>,
+    sealed: u64,
+    stored: u64,
+    /// Looks in a row at which something stored was not sealed.
+    stalled_looks: u32,
+    /// Why the command could not be run at all: (code, message).
+    refusal: Option<(String, String)>,
+    stop_sent: bool,
+    /// Steers that went out on this connection.
+    steered: HashSet<SteerId>,
+}
+
+/// Looks without progress after which stored frames are taken for lost: longer than a chunk may age.
+const STALLED_LOOKS: u32 = 9;
+
+type Reader = futures::stream::SplitStream<WebSocket>;
+
+impl Connection {
+    async fn go(mut self, hello: &Hello, stop: Option<Stop>, mut reader: Reader, mut nudges: mpsc::Receiver<Nudge>) -> Result<()> {
+        let mut events = self
+            .chassis
+            .nats
+            .subscribe(subject::event_run(self.reporter.tenant, self.reporter.run))
+            .await
+            .map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() })?;
+        self.tell(&ToGuest::Welcome { sealed: self.sealed }).await?;
+        match stop {
+            Some(stop) => self.stop(stop).await?,
+            None if hello.phase == Phase::Fresh => {
+                let order = order::start(&self.chassis, &self.reporter).await?;
+                self.tell(&ToGuest::Start(Box::new(order))).await?;
+            }
+            None => {}
+        }
+        self.send_steers().await?;
+        let draining = self.chassis.tasks.stopping();
+        let mut heard = tokio::time::Instant::now();
+        loop {
+            tokio::select! {
+                () = draining.cancelled() => {
+                    self.tell(&ToGuest::Later { detail: "this gateway is shutting down".to_owned() }).await?;
+                    return Ok(());
+                }
+                () = tokio::time::sleep_until(heard + SILENCE) => return Err(Error::Nats { doing: "hear from the sandbox", detail: format!("nothing for {SILENCE:?}") }),
+                told = self.frames.told() => self.told(told).await?,
+                nudge = nudges.recv() => match nudge {
+                    Some(nudge) => self.nudged(nudge).await?,
+                    // A newer connection of the same sandbox took this one's place.
+                    None => return Ok(()),
+                },
+                event = events.next() => match event {
+                    Some(message) => self.event(&message.payload).await?,
+                    None => return Err(Error::Nats { doing: "listen", detail: "the subscription was closed".to_owned() }),
+                },
+                message = reader.next(), if self.frames.has_room() => {
+                    heard = tokio::time::Instant::now();
+                    match message {
+                        Some(Ok(message)) => self.message(message).await?,
+                        Some(Err(_)) | None => return Ok(()),
+                    }
+                }
+            }
+        }
+    }
+
+    async fn send(&mut self, message: Message) -> Result<()> {
+        self.outbound.send(message).await.map_err(|_| Error::Nats { doing: "write to the sandbox", detail: "the connection is closed".to_owned() })
+    }
+
+    async fn tell(&mut self, message: &ToGuest) -> Result<()> {
+        let text = serde_json::to_string(message).map_err(|error| Error::broken(format!("message: {error}")))?;
+        self.send(Message::Text(text.into())).await
+    }
+
+    async fn message(&mut self, message: Message) -> Result<()> {
+        match message {
+            Message::Binary(bytes) => match bytes.split_first() {
+                Some((&binary::FRAMES, frames)) => self.frames.publish(frames).await,
+                Some((&binary::OUTPUT_PIECE, piece)) => {
+                    let number = piece.first_chunk::<8>().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+                    let whole = self.uploads.piece(piece).await;
+                    self.uploaded(number, whole).await
+                }
+                Some((kind, _)) => Err(Error::broken(format!("a binary message of the unknown kind {kind}"))),
+                None => Ok(()),
+            },
+            Message::Text(text) => {
+                let message = serde_json::from_str(&text).map_err(|error| Error::broken(format!("message from the sandbox: {error}")))?;
+                self.guest(message).await
+            }
+            // Pings are answered by the library.
+            Message::Ping(_) | Message::Pong(_) => Ok(()),
+            Message::Close(_) => Ok(()),
+        }
+    }
+
+    async fn guest(&mut self, message: FromGuest) -> Result<()> {
+        match message {
+            FromGuest::Step { step, detail } => report::step(&self.chassis, &self.reporter, &step, detail).await,
+            FromGuest::Started => report::step(&self.chassis, &self.reporter, "started", None).await,
+            FromGuest::Refused { code, message } => {
+                report::step(&self.chassis, &self.reporter, "refused", Some(message.clone())).await?;
+                self.refusal = Some((code, message));
+                Ok(())
+            }
+            FromGuest::Steer { steer, state } => report::steers(&self.chassis, &self.reporter, &[SteerEnd { steer, state }]).await,
+            FromGuest::Ended { exit, reason } => {
+                let cause = match (reason, self.refusal.clone()) {
+                    (Some(reason), Some((code, message))) if reason == code => Some((code, Some(message))),
+                    (Some(reason), _) => Some((reason, None)),
+                    (None, Some((code, message))) => Some((code, Some(message))),
+                    (None, None) => None,
+                };
+                report::ended(&self.chassis, &self.reporter, exit, cause).await?;
+                self.tell(&ToGuest::EndedStored).await
+            }
+            FromGuest::Result { text, truncated } => {
+                report::result(&self.chassis, &self.reporter, &text, truncated).await?;
+                self.tell(&ToGuest::ResultStored).await
+            }
+            FromGuest::ReadFile { request, file, offset, length } => {
+                let (chassis, reporter, outbound) = (self.chassis.clone(), self.reporter.clone(), self.outbound.clone());
+                self.chassis.tasks.spawn(async move {
+                    let message = match uploads::read(&chassis, &reporter, request, file, offset, length).await {
+                        Ok(piece) => Message::Binary(piece.into()),
+                        Err(refusal) => match serde_json::to_string(&refusal) {
+                            Ok(text) => Message::Text(text.into()),
+                            Err(_) => return,
+                        },
+                    };
+                    // A connection that has gone asks again on the next one.
+                    let _ = outbound.send(message).await;
+                });
+                Ok(())
+            }
+            FromGuest::Output { upload, name, size, sha256 } => {
+                let begun = self.uploads.begin(upload, name, size, sha256).await;
+                self.uploaded(upload, begun).await
+            }
+            FromGuest::OutputSkipped { upload, name, size, reason } => {
+                report::output(&self.chassis, &self.reporter, OutputReport::Unavailable { name: &name, size, reason: &reason }).await?;
+                self.tell(&ToGuest::OutputStored { upload }).await
+            }
+            FromGuest::Done => {
+                let key = (self.reporter.run, self.reporter.epoch);
+                for standing in report::standings(&self.chassis, &[key]).await? {
+                    self.nudged(Nudge::Standing(standing)).await?;
+                }
+                Ok(())
+            }
+            FromGuest::Hello(_) => Err(Error::broken("a second hello on one connection")),
+            FromGuest::Unknown => Ok(()),
+        }
+    }
+
+    /// What came of a step of an upload. Trouble of the store breaks the connection; the supervisor sends the file again on the next.
+    async fn uploaded(&mut self, upload: u64, step: Result<Option<uploads::Whole>>) -> Result<()> {
+        let whole = match step {
+            Ok(None) => return Ok(()),
+            Ok(Some(whole)) => whole,
+            Err(Error::Refused(problem)) if !problem.retryable => {
+                self.uploads.drop_upload(upload);
+                return self.tell(&ToGuest::OutputRefused { upload, code: problem.code, detail: problem.detail }).await;
+            }
+            Err(error) => return Err(error),
+        };
+        let answer = uploads::keep(&self.chassis, &self.reporter, whole).await?;
+        self.tell(&answer).await
+    }
+
+    async fn told(&mut self, told: Told) -> Result<()> {
+        match told {
+            Told::Stored(seq) => {
+                self.stored = self.stored.max(seq);
+                self.tell(&ToGuest::Stored { seq }).await
+            }
+            Told::Refused(why) => {
+                tracing::warn!(run = %self.reporter.run, why, "JetStream did not take a frame; it is asked for again");
+                tokio::time::sleep(AGAIN).await;
+                self.frames.recover().await;
+                self.ask_again().await
+            }
+        }
+    }
+
+    /// Asks for everything that is not sealed.
+    async fn ask_again(&mut self) -> Result<()> {
+        self.frames.forget();
+        if let Some(record) = towpath_transcript::record(&self.chassis.db, self.reporter.run, self.reporter.epoch).await? {
+            self.sealed = self.sealed.max(record.last_seq);
+        }
+        self.stored = self.sealed;
+        self.tell(&ToGuest::Resend { from: self.sealed + 1 }).await
+    }
+
+    async fn sealed(&mut self, seq: u64) -> Result<()> {
+        if seq <= self.sealed {
+            return Ok(());
+        }
+        self.sealed = seq;
+        self.stalled_looks = 0;
+        self.tell(&ToGuest::Sealed { seq }).await
+    }
+
+    async fn nudged(&mut self, nudge: Nudge) -> Result<()> {
+        match nudge {
+            Nudge::Sealed(seq) if seq > self.sealed => self.sealed(seq).await,
+            Nudge::Sealed(_) => {
+                self.stalled_looks = if self.stored > self.sealed { self.stalled_looks + 1 } else { 0 };
+                if self.stalled_looks < STALLED_LOOKS {
+                    return Ok(());
+                }
+                self.stalled_looks = 0;
+                self.ask_again().await
+            }
+            Nudge::Steers => self.send_steers().await,
+            Nudge::StreamReset => self.ask_again().await,
+            Nudge::Standing(standing) => {
+                if standing.fenced {
+                    self.tell(&ToGuest::Fenced).await?;
+                    return Err(Error::broken("the epoch is fenced"));
+                }
+                if standing.release {
+                    self.tell(&ToGuest::Release).await?;
+                }
+                match standing.stop {
+                    Some(stop) => self.stop(stop).await,
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    async fn stop(&mut self, stop: Stop) -> Result<()> {
+        if self.stop_sent {
+            return Ok(());
+        }
+        self.stop_sent = true;
+        self.tell(&ToGuest::Cancel { grace_s: stop.grace_s, reason: stop.reason }).await
+    }
+
+    async fn event(&mut self, payload: &[u8]) -> Result<()> {
+        let own = self.reporter.epoch;
+        match serde_json::from_slice(payload) {
+            Ok(event::Kind::Sealed { epoch, seq }) if epoch == own => self.sealed(u64::try_from(seq).unwrap_or(0)).await,
+            Ok(event::Kind::Hole { epoch, seq }) if epoch == own => {
+                // Frames on their way may fill it; what is missing after them is asked for.
+                let from = u64::try_from(seq).unwrap_or(1);
+                if self.stored >= from { self.tell(&ToGuest::Resend { from }).await } else { Ok(()) }
+            }
+            Ok(event::Kind::Moved { .. } | event::Kind::Closed { .. }) => {
+                for standing in report::standings(&self.chassis, &[(self.reporter.run, own)]).await? {
+                    self.nudged(Nudge::Standing(standing)).await?;
+                }
+                self.send_steers().await
+            }
+            Ok(event::Kind::Sealed { .. } | event::Kind::Hole { .. } | event::Kind::Unknown) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Sends open steers in order, each marked as sent before it goes. The supervisor drops ids that it knows.
+    async fn send_steers(&mut self) -> Result<()> {
+        let open = order::steers(&self.chassis, &self.reporter).await?;
+        let steers: Vec<SteerOrder> = open.into_iter().filter(|steer| !self.steered.contains(&steer.steer)).collect();
+        if steers.is_empty() {
+            return Ok(());
+        }
+        let ids: Vec<_> = steers.iter().map(|steer| steer.steer).collect();
+        if !report::steers_sent(&self.chassis, &self.reporter, &ids).await? {
+            return Ok(());
+        }
+        for steer in steers {
+            self.steered.insert(steer.steer);
+            self.tell(&ToGuest::Steer(steer)).await?;
+        }
+        Ok(())
+    }
+}

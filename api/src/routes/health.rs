@@ -1,0 +1,68 @@
+//! `/healthz`, `/readyz`, `/metrics`: they need no token and tell nothing of any tenant.
+
+use std::time::Duration;
+
+use axum::{
+    Json,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use towpath_chassis::outbox;
+
+use crate::Api;
+
+/// How long one look at a server may take.
+const LOOK: Duration = Duration::from_secs(3);
+
+/// The process runs.
+pub async fn alive() -> &'static str {
+    "ok\n"
+}
+
+/// 200 when everything that this process stands on answers, else 503; either way says how each is.
+pub async fn ready(State(api): State<Api>) -> Response {
+    let chassis = &api.chassis;
+    let database = async { outbox::oldest_s(&chassis.db).await.map(|age| format!("ok, oldest unpublished command {age:.1} s")) };
+    let nats = async { towpath_chassis::streams::ping(&chassis.jetstream).await.map(|()| "ok".to_owned()) };
+    let store = async { chassis.store.ping().await.map(|()| "ok".to_owned()) };
+    let (database, nats, store) = tokio::join!(look(database), look(nats), look(store));
+    let draining = chassis.tasks.is_stopping();
+    let ready = database.is_ok() && nats.is_ok() && store.is_ok() && !draining;
+    let word = |result: Result<String, String>| result.unwrap_or_else(|why| format!("away: {why}"));
+    let body = serde_json::json!({
+        "ready": ready, "draining": draining, "postgres": word(database), "nats": word(nats), "s3": word(store), "sandboxes_connected": api.gateway.connected(),
+    });
+    (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, Json(body)).into_response()
+}
+
+async fn look(what: impl Future<Output = towpath_chassis::Result<String>>) -> Result<String, String> {
+    match tokio::time::timeout(LOOK, what).await {
+        Ok(Ok(word)) => Ok(word),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("no answer within {LOOK:?}")),
+    }
+}
+
+/// Prometheus text. Gauges of what waits are read from Postgres at the moment of asking.
+pub async fn metrics(State(api): State<Api>) -> Response {
+    let Some(handle) = &api.metrics else { return StatusCode::NOT_FOUND.into_response() };
+    let db = &api.chassis.db;
+    let ready = [
+        ("provision", towpath_run::admission::ready(db).await),
+        ("transcript", towpath_transcript::unsealed(db).await),
+        ("deliver", towpath_delivery::due(db).await),
+        ("clock", outbox::waiting(db).await),
+    ];
+    for (role, found) in ready {
+        // What cannot be read is left as it was, not shown as zero (UNSURE).
+        let Ok((count, age)) = found else { continue };
+        metrics::gauge!("towpath_ready", "role" => role).set(count as f64);
+        metrics::gauge!("towpath_ready_age_seconds", "role" => role).set(age);
+    }
+    if let Ok(slots) = towpath_run::admission::slots_held(db).await {
+        metrics::gauge!("towpath_slots_held").set(slots as f64);
+    }
+    metrics::gauge!("towpath_sandboxes_connected").set(api.gateway.connected() as f64);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], handle.render()).into_response()
+}

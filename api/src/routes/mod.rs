@@ -1,0 +1,11 @@
+//! One file for each noun of the URL.
+
+pub mod agents;
+pub mod deliveries;
+pub mod files;
+pub mod health;
+pub mod record;
+pub mod runs;
+pub mod sessions;
+pub mod steers;
+pub mod tenants;

@@ -1,0 +1,73 @@
+//! `/v1/tokens` and `/v1/tenants`.
+
+use axum::{Json, extract::State, http::StatusCode};
+use towpath_chassis::Error;
+use towpath_schemas::{
+    ErrorCode, Problem,
+    body::{NewTenant, NewToken, Page, Tenant, Token},
+    id::{TenantId, TokenId},
+};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use crate::{
+    Api,
+    answer::{Answer, Body, Path},
+    caller::Admin,
+};
+
+pub fn routes() -> OpenApiRouter<Api> {
+    OpenApiRouter::new().routes(routes!(create_token, list_tokens)).routes(routes!(revoke_token)).routes(routes!(create_tenant, list_tenants)).routes(routes!(create_tenant_token))
+}
+
+/// Makes a token for a principal of the caller's tenant; its secret is in this answer only.
+#[utoipa::path(post, path = "/v1/tokens", request_body = NewToken, responses((status = 201, body = Token), (status = 422, body = Problem)))]
+async fn create_token(State(api): State<Api>, Admin(caller): Admin, body: Body<NewToken>) -> Answer<(StatusCode, Json<Token>)> {
+    Ok((StatusCode::CREATED, Json(towpath_tenant::create_token(&api.chassis, caller.tenant, &body.value).await?)))
+}
+
+/// The tenant's tokens, without secrets.
+#[utoipa::path(get, path = "/v1/tokens", responses((status = 200, body = Page<Token>)))]
+async fn list_tokens(State(api): State<Api>, Admin(caller): Admin) -> Answer<Json<Page<Token>>> {
+    Ok(Json(Page { items: towpath_tenant::tokens(&api.chassis, caller.tenant).await?, cursor: None }))
+}
+
+/// Ends a token at once.
+#[utoipa::path(delete, path = "/v1/tokens/{id}", responses((status = 204), (status = 404, body = Problem)))]
+async fn revoke_token(State(api): State<Api>, Admin(caller): Admin, Path(id): Path<TokenId>) -> Answer<StatusCode> {
+    if towpath_tenant::revoke_token(&api.chassis, caller.tenant, id).await? {
+        return Ok(StatusCode::NO_CONTENT);
+    }
+    Err(Error::refused(ErrorCode::NotFound, format!("there is no token {id}")).into())
+}
+
+/// Only an admin of the first tenant, the operator's own, sees and makes others.
+async fn operator(api: &Api, tenant: TenantId) -> Answer<()> {
+    if towpath_tenant::is_operator(&api.chassis, tenant).await? {
+        return Ok(());
+    }
+    Err(Error::refused(ErrorCode::Forbidden, "tenants are the operator's: use an admin token of the first tenant").into())
+}
+
+/// Makes a tenant.
+#[utoipa::path(post, path = "/v1/tenants", request_body = NewTenant, responses((status = 201, body = Tenant), (status = 409, body = Problem)))]
+async fn create_tenant(State(api): State<Api>, Admin(caller): Admin, body: Body<NewTenant>) -> Answer<(StatusCode, Json<Tenant>)> {
+    operator(&api, caller.tenant).await?;
+    Ok((StatusCode::CREATED, Json(towpath_tenant::create_tenant(&api.chassis, &body.value.name).await?)))
+}
+
+/// All tenants.
+#[utoipa::path(get, path = "/v1/tenants", responses((status = 200, body = Page<Tenant>)))]
+async fn list_tenants(State(api): State<Api>, Admin(caller): Admin) -> Answer<Json<Page<Tenant>>> {
+    operator(&api, caller.tenant).await?;
+    Ok(Json(Page { items: towpath_tenant::tenants(&api.chassis).await?, cursor: None }))
+}
+
+/// Makes a token of another tenant, for its first admin.
+#[utoipa::path(post, path = "/v1/tenants/{id}/tokens", request_body = NewToken, responses((status = 201, body = Token), (status = 404, body = Problem)))]
+async fn create_tenant_token(State(api): State<Api>, Admin(caller): Admin, Path(id): Path<TenantId>, body: Body<NewToken>) -> Answer<(StatusCode, Json<Token>)> {
+    operator(&api, caller.tenant).await?;
+    if !towpath_tenant::tenants(&api.chassis).await?.iter().any(|tenant| tenant.id == id) {
+        return Err(Error::refused(ErrorCode::NotFound, format!("there is no tenant {id}")).into());
+    }
+    Ok((StatusCode::CREATED, Json(towpath_tenant::create_token(&api.chassis, id, &body.value).await?)))
+}
