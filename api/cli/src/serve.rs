@@ -99,7 +99,11 @@ async fn ensure_token(chassis: &Chassis) -> anyhow::Result<()> {
         return Ok(());
     }
     let tenant = towpath_tenant::ensure_tenant(chassis, "default").await?;
-    let wanted = NewToken { principal: "developer".to_owned(), scopes: vec!["runs".to_owned(), "terminal".to_owned(), "admin".to_owned()], days: 365 };
+    let wanted = NewToken {
+        principal: "developer".to_owned(),
+        scopes: vec!["runs".to_owned(), "terminal".to_owned(), "admin".to_owned()],
+        days: 365,
+    };
     let token = towpath_tenant::create_token(chassis, tenant, &wanted).await?;
     fs::create_dir_all(&chassis.config.state_dir)?;
     write_private(&path, token.secret.as_deref().unwrap_or_default()).with_context(|| format!("writing {}", path.display()))
@@ -152,7 +156,8 @@ async fn provision(chassis: &Chassis) -> anyhow::Result<()> {
         return Ok(());
     };
     anyhow::ensure!(supervisor.is_file(), "TOWPATH_SUPERVISOR: {} is no file", supervisor.display());
-    let backend = ProcessBackend::new(&config.state_dir, supervisor).with_context(|| format!("state folder {}", config.state_dir.display()))?;
+    let backend =
+        ProcessBackend::new(&config.state_dir, supervisor).with_context(|| format!("state folder {}", config.state_dir.display()))?;
     let host = Host::new(backend);
     let mut work = chassis.begin().await?;
     towpath_run::admission::register_pool(&mut work, &config.pool(), "process", &config.host, config.slots).await?;

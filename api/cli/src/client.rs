@@ -1,0 +1,119 @@
+//! The client commands. They use nothing but the HTTP API under `/v1`.
+
+mod access;
+mod agent;
+mod api;
+mod failure;
+mod file;
+mod follow;
+mod listen;
+mod logs;
+mod outputs;
+mod print;
+mod run;
+mod runs;
+mod session;
+mod status;
+mod steer;
+mod terminal;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use api::Api;
+use failure::Failure;
+use print::Printer;
+
+/// Given before or after any client command.
+#[derive(Args)]
+pub struct Global {
+    /// Where the server is.
+    #[arg(long, global = true, env = "TOWPATH_URL", default_value = "http://127.0.0.1:7800", value_name = "URL")]
+    url: String,
+    /// The token to show; otherwise the file .towpath/token in this folder or one above it.
+    #[arg(long, global = true, env = "TOWPATH_TOKEN", hide_env_values = true, value_name = "TOKEN")]
+    token: Option<String>,
+    /// Print what the API answered, as JSON.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+pub enum ClientCommand {
+    /// Start a run.
+    Run(run::RunArgs),
+    /// Send a message to a run while it works.
+    Steer(steer::SteerArgs),
+    /// List runs, the newest first.
+    Runs(runs::RunsArgs),
+    /// Show one run: its state, why, its result.
+    Show(runs::RunArg),
+    /// Print what a run has printed; with -f go on while it works.
+    Logs(logs::LogsArgs),
+    /// End a run. It settles within 15 seconds in any case.
+    Cancel(runs::RunArg),
+    /// Say that a run's sandbox is certainly gone, when nothing else can find out.
+    Abandon(runs::RunArg),
+    /// Every move of a run: when, what, by whom.
+    History(runs::RunArg),
+    /// What became of the results that a run owes.
+    Deliveries(runs::RunArg),
+    /// List a run's output files, or fetch one.
+    Outputs(outputs::OutputsArgs),
+    /// Define agents.
+    #[command(subcommand)]
+    Agent(agent::AgentCommand),
+    /// List sessions, or show one.
+    Sessions(session::SessionsArgs),
+    /// Upload files for runs.
+    #[command(subcommand)]
+    Files(file::FilesCommand),
+    /// Create, list and revoke tokens.
+    #[command(subcommand)]
+    Tokens(access::TokensCommand),
+    /// Create and list tenants.
+    #[command(subcommand)]
+    Tenants(access::TenantsCommand),
+    /// Say whether the server is ready, and what it waits for otherwise.
+    Status,
+    /// Receive webhook deliveries here, verify their signatures and print them.
+    Listen(listen::ListenArgs),
+}
+
+/// Carries the command out and tells failures; the exit code that `--help` promises.
+pub async fn run(global: Global, command: ClientCommand) -> ExitCode {
+    let printer = Printer::new(global.json);
+    let done = async {
+        let api = Api::new(&global.url, global.token)?;
+        carry_out(&api, &printer, command).await
+    };
+    let failure = match done.await {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(failure) => failure,
+    };
+    printer.failure(&failure);
+    failure.exit_code()
+}
+
+async fn carry_out(api: &Api, printer: &Printer, command: ClientCommand) -> Result<(), Failure> {
+    match command {
+        ClientCommand::Run(args) => run::run(api, printer, args).await,
+        ClientCommand::Steer(args) => steer::steer(api, printer, args).await,
+        ClientCommand::Runs(args) => runs::list(api, printer, args).await,
+        ClientCommand::Show(args) => runs::show(api, printer, args).await,
+        ClientCommand::Logs(args) => logs::logs(api, printer, args).await,
+        ClientCommand::Cancel(args) => runs::cancel(api, printer, args).await,
+        ClientCommand::Abandon(args) => runs::abandon(api, printer, args).await,
+        ClientCommand::History(args) => runs::history(api, printer, args).await,
+        ClientCommand::Deliveries(args) => runs::deliveries(api, printer, args).await,
+        ClientCommand::Outputs(args) => outputs::outputs(api, printer, args).await,
+        ClientCommand::Agent(command) => agent::agent(api, printer, command).await,
+        ClientCommand::Sessions(args) => session::sessions(api, printer, args).await,
+        ClientCommand::Files(command) => file::files(api, printer, command).await,
+        ClientCommand::Tokens(command) => access::tokens(api, printer, command).await,
+        ClientCommand::Tenants(command) => access::tenants(api, printer, command).await,
+        ClientCommand::Status => status::status(api, printer).await,
+        ClientCommand::Listen(args) => listen::listen(printer, args).await,
+    }
+}

@@ -1,0 +1,254 @@
+//! Following a run: its event stream, taken up again where it broke off, and the plain waiting for its end.
+
+use std::time::{Duration, Instant};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use eventsource_stream::{Event, Eventsource};
+use futures::StreamExt;
+use serde_json::{Value, json};
+use towpath_schemas::body::{OutputEvent, Run, RunState};
+
+use super::{
+    api::Api,
+    failure::Failure,
+    print::{Printer, read},
+    terminal::Filter,
+};
+
+/// How long a server may be away while we follow.
+const AWAY: Duration = Duration::from_secs(60);
+const FIRST_RETRY: Duration = Duration::from_millis(200);
+const LAST_RETRY: Duration = Duration::from_secs(3);
+const WAIT: &str = "30s";
+
+/// How output is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Show {
+    /// Text and colours.
+    Safe,
+    /// Every byte as it was printed.
+    Raw,
+}
+
+/// Prints what the run prints until it has ended; its last state.
+pub async fn follow(api: &Api, printer: &Printer, run: &str, show: Show) -> Result<Value, Failure> {
+    let mut follower = Follower { api, printer, run, last_event: None, progress: Progress::new(*printer), filter: printer.filter(), show };
+    follower.interruptible().await
+}
+
+/// Waits until the run has ended, telling its steps; its last state.
+pub async fn wait(api: &Api, printer: &Printer, run: &Run) -> Result<Value, Failure> {
+    let mut progress = Progress::new(*printer);
+    let mut patience = Patience::new();
+    loop {
+        match api.get(&["v1", "runs", &run.id.to_string()], &[("wait", WAIT.to_owned())]).await {
+            Ok(answer) => {
+                patience = Patience::new();
+                let run: Run = read(answer.clone())?;
+                progress.show(&run);
+                if run.state.ended() {
+                    return Ok(answer);
+                }
+            }
+            Err(failure) => patience.bear(failure).await?,
+        }
+    }
+}
+
+/// Prints the result of an ended run; a failure unless it succeeded.
+pub fn conclude(printer: &Printer, ended: Value) -> Result<(), Failure> {
+    if printer.json {
+        printer.line(&json!({"event": "run", "data": ended}));
+    }
+    let run: Run = read(ended)?;
+    if !printer.json {
+        printer.note(&summary(&run));
+        if let Some(result) = &run.result {
+            let mut text = printer.filter().pass(result.text.as_bytes());
+            if !text.ends_with('\n') {
+                text.push('\n');
+            }
+            printer.out(&text);
+            if result.truncated {
+                printer.note("(the result was cut at 1 MiB)");
+            }
+        }
+    }
+    if run.state == RunState::Succeeded { Ok(()) } else { Err(Failure::Ended(run.state)) }
+}
+
+fn summary(run: &Run) -> String {
+    let exit = run.exit.as_ref().map(|exit| match (exit.code, exit.signal) {
+        (Some(code), _) => format!(", exit code {code}"),
+        (None, Some(signal)) => format!(", ended by signal {signal}"),
+        (None, None) => String::new(),
+    });
+    let why = run.message.as_ref().or(run.reason.as_ref()).map(|why| format!(": {why}"));
+    format!("{} {}{}{}", run.id, run.state, exit.unwrap_or_default(), why.unwrap_or_default())
+}
+
+struct Follower<'a> {
+    api: &'a Api,
+    printer: &'a Printer,
+    run: &'a str,
+    last_event: Option<String>,
+    progress: Progress,
+    filter: Filter,
+    show: Show,
+}
+
+impl Follower<'_> {
+    /// Until the end, or until a person has seen enough: the run does not end with that.
+    async fn interruptible(&mut self) -> Result<Value, Failure> {
+        let (run, printer) = (self.run.to_owned(), *self.printer);
+        tokio::select! {
+            ended = self.until_ended() => ended,
+            Ok(()) = tokio::signal::ctrl_c() => {
+                printer.note(&format!("\nthe run goes on: towpath logs -f {run}, towpath cancel {run}"));
+                Err(Failure::Interrupted)
+            }
+        }
+    }
+
+    async fn until_ended(&mut self) -> Result<Value, Failure> {
+        let mut patience = Patience::new();
+        loop {
+            let before = self.last_event.clone();
+            match self.one_connection().await {
+                Ok(true) => return self.api.get(&["v1", "runs", self.run], &[]).await,
+                Ok(false) => patience.bear(Failure::Unreachable("the event stream breaks off again and again".to_owned())).await?,
+                Err(failure) => patience.bear(failure).await?,
+            }
+            if self.last_event != before {
+                patience = Patience::new();
+            }
+        }
+    }
+
+    /// One connection's events; whether the end was among them.
+    async fn one_connection(&mut self) -> Result<bool, Failure> {
+        let response = self.api.stream(&["v1", "runs", self.run, "events"], &[], self.last_event.as_deref()).await?;
+        let mut events = response.bytes_stream().eventsource();
+        while let Some(Ok(event)) = events.next().await {
+            let ended = event.event == "end";
+            self.event(&event).await?;
+            if !event.id.is_empty() {
+                self.last_event = Some(event.id);
+            }
+            if ended {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn event(&mut self, event: &Event) -> Result<(), Failure> {
+        let data: Value = serde_json::from_str(&event.data).unwrap_or_else(|_| json!(event.data));
+        if self.printer.json {
+            self.printer.line(&json!({"event": event.event, "id": event.id, "data": data}));
+            return Ok(());
+        }
+        match event.event.as_str() {
+            "output" => self.output(data),
+            "state" => self.state(data).await,
+            "steer" => {
+                self.steer(&data);
+                Ok(())
+            }
+            "gap" => {
+                self.printer.note("(some of the transcript is missing here)");
+                Ok(())
+            }
+            // The end's own words come with the run; kinds of a newer release are not ours to show.
+            _ => Ok(()),
+        }
+    }
+
+    fn output(&mut self, data: Value) -> Result<(), Failure> {
+        let output: OutputEvent = read(data)?;
+        let bytes =
+            BASE64_STANDARD.decode(&output.b64).map_err(|error| Failure::Unreachable(format!("an output event is damaged: {error}")))?;
+        match self.show {
+            Show::Raw => self.printer.bytes(&bytes),
+            Show::Safe => {
+                let text = self.filter.pass(&bytes);
+                self.printer.out(&text);
+            }
+        }
+        Ok(())
+    }
+
+    /// The event tells that the run moved; its steps are the run's to tell.
+    async fn state(&mut self, data: Value) -> Result<(), Failure> {
+        let run = match serde_json::from_value::<Run>(data) {
+            Ok(run) => run,
+            Err(_) => read(self.api.get(&["v1", "runs", self.run], &[]).await?)?,
+        };
+        self.progress.show(&run);
+        Ok(())
+    }
+
+    fn steer(&self, data: &Value) {
+        let word = |key: &str| data.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let ordinal = data.get("ordinal").map(Value::to_string).unwrap_or_default();
+        self.printer.note(&format!("message {ordinal} is {} {}", word("state"), word("message")));
+    }
+}
+
+/// Tells each step and state once, on stderr.
+struct Progress {
+    printer: Printer,
+    steps: usize,
+    told: Option<String>,
+}
+
+impl Progress {
+    fn new(printer: Printer) -> Self {
+        Self { printer, steps: 0, told: None }
+    }
+
+    fn show(&mut self, run: &Run) {
+        if self.printer.json {
+            return;
+        }
+        let waits = run.waiting_for.as_ref().filter(|_| !run.state.ended()).map(|what| format!(", waits for {what}"));
+        let now = format!("{}{}", run.state, waits.unwrap_or_default());
+        // A restart begins the steps anew.
+        let from = if self.steps <= run.startup.len() { self.steps } else { 0 };
+        for step in &run.startup[from..] {
+            self.printer.note(&format!("· {}{}", step.step, step.detail.as_ref().map(|detail| format!(" ({detail})")).unwrap_or_default()));
+        }
+        self.steps = run.startup.len();
+        if self.told.as_ref() != Some(&now) && !run.state.ended() {
+            self.printer.note(&now);
+        }
+        self.told = Some(now);
+    }
+}
+
+/// How long an unreachable server is borne, and the growing waits between tries.
+struct Patience {
+    since: Instant,
+    wait: Duration,
+}
+
+impl Patience {
+    fn new() -> Self {
+        Self { since: Instant::now(), wait: FIRST_RETRY }
+    }
+
+    /// Waits before the next try, or gives the failure back: refusals at once unless they are temporary, the rest after [`AWAY`].
+    async fn bear(&mut self, failure: Failure) -> Result<(), Failure> {
+        let temporary = match &failure {
+            Failure::Unreachable(_) => true,
+            Failure::Refused(problem) => problem.retryable && problem.status >= 500,
+            Failure::Use(_) | Failure::Ended(_) | Failure::Interrupted => false,
+        };
+        if !temporary || self.since.elapsed() > AWAY {
+            return Err(failure);
+        }
+        tokio::time::sleep(self.wait).await;
+        self.wait = (self.wait * 2).min(LAST_RETRY);
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! Commands about runs that exist.
+
+use clap::Args;
+use reqwest::Method;
+use serde_json::Value;
+use towpath_schemas::body::{Delivery, HistoryEntry, Run};
+
+use super::{
+    api::{Api, Payload},
+    failure::Failure,
+    print::{Printer, read, time},
+    run::label,
+};
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  towpath runs --state running --agent surveyor\n  towpath runs --label team=core --json")]
+pub struct RunsArgs {
+    #[arg(long)]
+    agent: Option<String>,
+    /// queued, starting, running, stopping, finishing, succeeded, failed, canceled or timed_out.
+    #[arg(long)]
+    state: Option<String>,
+    #[arg(long)]
+    session: Option<String>,
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    label: Option<(String, String)>,
+    /// Where the next page begins, as the last one told.
+    #[arg(long)]
+    cursor: Option<String>,
+}
+
+#[derive(Args)]
+pub struct RunArg {
+    /// The run's id.
+    run: String,
+}
+
+pub async fn list(api: &Api, printer: &Printer, args: RunsArgs) -> Result<(), Failure> {
+    let label = args.label.map(|(key, value)| format!("{key}={value}"));
+    let given = [("agent", args.agent), ("state", args.state), ("session", args.session), ("label", label), ("cursor", args.cursor)];
+    let query: Vec<(&str, String)> = given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+    let answer = api.get(&["v1", "runs"], &query).await?;
+    printer.answer(answer, |printer, page: Value| {
+        let (runs, cursor): (Vec<Run>, _) = items(page).unwrap_or_default();
+        let row = |run: Run| {
+            let why = run.waiting_for.or(run.message).or(run.reason).unwrap_or_default();
+            vec![run.id.to_string(), printer.state(run.state), run.agent, time(run.created_at), why]
+        };
+        let more = cursor.map(|cursor| format!("more: towpath runs --cursor {cursor}\n")).unwrap_or_default();
+        printer.table(&["run", "state", "agent", "created", ""], runs.into_iter().map(row).collect()) + &more
+    })
+}
+
+pub async fn show(api: &Api, printer: &Printer, args: RunArg) -> Result<(), Failure> {
+    printer.answer(api.get(&["v1", "runs", &args.run], &[]).await?, shown)
+}
+
+pub async fn cancel(api: &Api, printer: &Printer, args: RunArg) -> Result<(), Failure> {
+    let answer = api.post(&["v1", "runs", &args.run, "cancel"], serde_json::json!({}), None).await?;
+    printer.answer(answer, |printer, run: Run| {
+        let wanted = run.wanted.map(|wanted| format!(", is to be {wanted}")).unwrap_or_default();
+        format!("{} is {}{wanted}\n", run.id, printer.state(run.state))
+    })
+}
+
+pub async fn abandon(api: &Api, printer: &Printer, args: RunArg) -> Result<(), Failure> {
+    let answer = api.post(&["v1", "runs", &args.run, "abandon"], serde_json::json!({}), None).await?;
+    printer.answer(answer, |printer, run: Run| format!("{} is {}\n", run.id, printer.state(run.state)))
+}
+
+pub async fn history(api: &Api, printer: &Printer, args: RunArg) -> Result<(), Failure> {
+    let answer = api.get(&["v1", "runs", &args.run, "history"], &[]).await?;
+    printer.answer(answer, |printer, page: Value| {
+        let (entries, _): (Vec<HistoryEntry>, _) = items(page).unwrap_or_default();
+        let row = |entry: HistoryEntry| {
+            let from = entry.from.map_or_else(|| "–".to_owned(), |state| state.to_string());
+            let moved = if entry.from == Some(entry.to) { from } else { format!("{from} → {}", entry.to) };
+            vec![
+                entry.revision.to_string(),
+                time(entry.at),
+                entry.on,
+                moved,
+                entry.epoch.to_string(),
+                entry.actor,
+                entry.reason.unwrap_or_default(),
+            ]
+        };
+        printer.table(&["revision", "at", "on", "state", "epoch", "actor", "reason"], entries.into_iter().map(row).collect())
+    })
+}
+
+pub async fn deliveries(api: &Api, printer: &Printer, args: RunArg) -> Result<(), Failure> {
+    let answer = api.json(Method::GET, &["v1", "runs", &args.run, "deliveries"], &[], Payload::Nothing).await?;
+    printer.answer(answer, |printer, page: Value| {
+        let (deliveries, _): (Vec<Delivery>, _) = items(page).unwrap_or_default();
+        if deliveries.is_empty() {
+            return "this run's result is owed to nobody\n".to_owned();
+        }
+        let row = |delivery: Delivery| {
+            let next = delivery.next_attempt_at.map(|at| format!("next try {}", time(at)));
+            let said = delivery.answer.or(next).unwrap_or_default();
+            vec![delivery.id.to_string(), delivery.state, delivery.kind, delivery.target, delivery.attempts.to_string(), said]
+        };
+        printer.table(&["delivery", "state", "kind", "target", "attempts", "answer"], deliveries.into_iter().map(row).collect())
+    })
+}
+
+/// The items of a page and where the next one begins; a bare list is a page too.
+pub fn items<T: serde::de::DeserializeOwned>(page: Value) -> Result<(Vec<T>, Option<String>), Failure> {
+    match page {
+        Value::Object(mut page) => {
+            let cursor = page.get("cursor").and_then(Value::as_str).map(str::to_owned);
+            Ok((read(page.remove("items").unwrap_or_default())?, cursor))
+        }
+        list => Ok((read(list)?, None)),
+    }
+}
+
+fn shown(printer: &Printer, run: Run) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: Option<String>| {
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            text.push_str(&format!("{name:<12}{value}\n"));
+        }
+    };
+    line("run", Some(printer.bold(&run.id.to_string())));
+    line("state", Some(printer.state(run.state)));
+    line("wanted", run.wanted.map(|wanted| wanted.to_string()));
+    line("waits for", run.waiting_for);
+    line("why", run.message.or(run.reason));
+    line(
+        "exit",
+        run.exit.and_then(|exit| exit.code.map(|code| format!("code {code}")).or(exit.signal.map(|signal| format!("signal {signal}")))),
+    );
+    line("agent", Some(format!("{} version {}", run.agent, run.agent_version)));
+    line("session", Some(run.session.to_string()));
+    line("labels", Some(run.labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")));
+    line("created", Some(time(run.created_at)));
+    line("started", run.started_at.map(time));
+    line("ended", run.ended_at.map(time));
+    line("transcript", Some(format!("{}, {} bytes", run.transcript.state, run.transcript.bytes)));
+    line(
+        "files",
+        run.files.map(|files| files.iter().map(|file| format!("{} ({})", file.name, file.status)).collect::<Vec<_>>().join(", ")),
+    );
+    line("deliveries", (run.deliveries > 0).then(|| run.deliveries.to_string()));
+    for step in &run.startup {
+        line("", Some(format!("{} {} {}", time(step.at), step.step, step.detail.as_deref().unwrap_or_default())));
+    }
+    if let Some(result) = run.result {
+        text.push('\n');
+        text.push_str(printer.filter().pass(result.text.as_bytes()).trim_end());
+        text.push('\n');
+    }
+    text
+}
