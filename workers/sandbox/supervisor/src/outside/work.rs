@@ -308,7 +308,8 @@ impl Work<'_> {
             folder: places.workspace.clone(),
             grace_ms: u64::from(order.grace_s) * 1000,
         };
-        orders.give(&ToInit::Go(go)).await.map_err(|error| wall_failed(format!("process 1 cannot be told: {error}")))?;
+        // The walls' own complaint tells more than a broken pipe does.
+        orders.give(&ToInit::Go(go)).await.map_err(|_| wall_failed(""))?;
         match events.next().await {
             Some(FromInit::Started) => {
                 self.desk.report(FromGuest::Started);

@@ -101,6 +101,19 @@ fn a_wall_that_does_not_stand_is_told_with_its_reason_and_nothing_is_executed() 
 }
 
 #[test]
+fn bubblewrap_s_own_complaint_is_what_the_owner_reads() {
+    if !is_root() {
+        return;
+    }
+    let mut world = World::shell("touch /workspace/witness");
+    std::os::unix::fs::chown(&world.workspace, Some(0), Some(0)).expect("chown");
+    std::fs::set_permissions(&world.workspace, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("mode");
+    let gateway = world.run();
+    let (code, message) = gateway.heard().refused().expect("refused");
+    assert!(code == "wall_failed" && message.starts_with("bwrap:"), "{code}: {message}");
+}
+
+#[test]
 fn without_isolation_the_paths_are_the_host_s_and_all_processes_still_end() {
     if !has_cgroups() {
         return;
