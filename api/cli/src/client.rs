@@ -59,6 +59,8 @@ pub enum ClientCommand {
     History(runs::RunArg),
     /// What became of the results that a run owes.
     Deliveries(runs::RunArg),
+    /// Try a delivery again, now.
+    Redeliver(runs::RedeliverArgs),
     /// List a run's output files, or fetch one.
     Outputs(outputs::OutputsArgs),
     /// Define agents.
@@ -107,6 +109,7 @@ async fn carry_out(api: &Api, printer: &Printer, command: ClientCommand) -> Resu
         ClientCommand::Abandon(args) => runs::abandon(api, printer, args).await,
         ClientCommand::History(args) => runs::history(api, printer, args).await,
         ClientCommand::Deliveries(args) => runs::deliveries(api, printer, args).await,
+        ClientCommand::Redeliver(args) => runs::redeliver(api, printer, args).await,
         ClientCommand::Outputs(args) => outputs::outputs(api, printer, args).await,
         ClientCommand::Agent(command) => agent::agent(api, printer, command).await,
         ClientCommand::Sessions(args) => session::sessions(api, printer, args).await,

@@ -9,7 +9,6 @@ use super::{
     api::{Api, Payload},
     failure::Failure,
     print::{Printer, time},
-    runs::items,
 };
 
 #[derive(Subcommand)]
@@ -22,6 +21,9 @@ pub enum TokensCommand {
         /// runs, terminal or admin; may be repeated.
         #[arg(long = "scope", default_value = "runs", value_name = "SCOPE")]
         scopes: Vec<String>,
+        /// The tenant, when it is not your own.
+        #[arg(long)]
+        tenant: Option<String>,
         /// Days until it expires, 1 to 3650.
         #[arg(long, default_value_t = 90)]
         days: i32,
@@ -42,8 +44,9 @@ pub enum TenantsCommand {
 
 pub async fn tokens(api: &Api, printer: &Printer, command: TokensCommand) -> Result<(), Failure> {
     match command {
-        TokensCommand::Create { principal, scopes, days } => {
-            let answer = api.post(&["v1", "tokens"], NewToken { principal, scopes, days }, None).await?;
+        TokensCommand::Create { principal, scopes, tenant, days } => {
+            let path = tenant.as_deref().map_or_else(|| vec!["v1", "tokens"], |tenant| vec!["v1", "tenants", tenant, "tokens"]);
+            let answer = api.post(&path, NewToken { principal, scopes, days }, None).await?;
             printer.answer(answer, |printer, token: Token| {
                 printer.note(&format!(
                     "{} of {} until {}; this is its secret, shown this once:",
@@ -56,8 +59,7 @@ pub async fn tokens(api: &Api, printer: &Printer, command: TokensCommand) -> Res
         }
         TokensCommand::List => {
             let answer = api.get(&["v1", "tokens"], &[]).await?;
-            printer.answer(answer, |printer, page: Value| {
-                let (tokens, _): (Vec<Token>, _) = items(page).unwrap_or_default();
+            printer.page(answer, None, |printer, tokens: Vec<Token>| {
                 let row = |token: Token| vec![token.id.to_string(), token.principal_name, token.scopes.join(" "), time(token.expires_at)];
                 printer.table(&["token", "principal", "scopes", "expires"], tokens.into_iter().map(row).collect())
             })
@@ -77,8 +79,7 @@ pub async fn tenants(api: &Api, printer: &Printer, command: TenantsCommand) -> R
         }
         TenantsCommand::List => {
             let answer = api.get(&["v1", "tenants"], &[]).await?;
-            printer.answer(answer, |printer, page: Value| {
-                let (tenants, _): (Vec<Tenant>, _) = items(page).unwrap_or_default();
+            printer.page(answer, None, |printer, tenants: Vec<Tenant>| {
                 let row = |tenant: Tenant| vec![tenant.id.to_string(), tenant.name, time(tenant.created_at)];
                 printer.table(&["tenant", "name", "created"], tenants.into_iter().map(row).collect())
             })

@@ -11,7 +11,6 @@ use super::{
     api::{Api, Payload},
     failure::Failure,
     print::{Printer, time},
-    runs::items,
 };
 
 #[derive(Subcommand)]
@@ -76,8 +75,7 @@ fn definition(path: &Path) -> Result<AgentDefinition, Failure> {
 
 async fn list(api: &Api, printer: &Printer) -> Result<(), Failure> {
     let answer = api.get(&["v1", "agents"], &[]).await?;
-    printer.answer(answer, |printer, page: Value| {
-        let (agents, _): (Vec<Agent>, _) = items(page).unwrap_or_default();
+    printer.page(answer, None, |printer, agents: Vec<Agent>| {
         let row = |agent: Agent| {
             let paused = if agent.paused { "paused" } else { "" };
             vec![agent.name, agent.version.to_string(), time(agent.created_at), paused.to_owned(), agent.definition.description]

@@ -188,10 +188,11 @@ impl Follower<'_> {
         Ok(())
     }
 
+    /// A row of the history: which message, and what became of it.
     fn steer(&self, data: &Value) {
-        let word = |key: &str| data.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let ordinal = data.get("ordinal").map(Value::to_string).unwrap_or_default();
-        self.printer.note(&format!("message {ordinal} is {} {}", word("state"), word("message")));
+        let detail = &data["detail"];
+        let which = detail["ordinal"].as_i64().map(|ordinal| ordinal.to_string()).or(detail["steer"].as_str().map(str::to_owned));
+        self.printer.note(&format!("message {} is {}", which.unwrap_or_default(), detail["state"].as_str().unwrap_or("accepted")));
     }
 }
 

@@ -4,11 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use futures::TryStreamExt;
-use serde_json::Value;
+use serde::Deserialize;
 use tokio::{fs::File, io::AsyncWriteExt};
-use towpath_schemas::body::FileRef;
 
-use super::{api::Api, failure::Failure, print::Printer, runs::items};
+use super::{api::Api, failure::Failure, print::Printer};
 
 #[derive(Args)]
 #[command(after_help = "Examples:\n  towpath outputs run_0193…\n  towpath outputs run_0193… report.json -o report.json")]
@@ -21,15 +20,23 @@ pub struct OutputsArgs {
     output: Option<PathBuf>,
 }
 
+/// One file of the answer; it says more than is shown.
+#[derive(Deserialize)]
+struct OutputFile {
+    name: String,
+    size: u64,
+    status: String,
+    reason: Option<String>,
+}
+
 pub async fn outputs(api: &Api, printer: &Printer, args: OutputsArgs) -> Result<(), Failure> {
     if let Some(name) = &args.name {
         return fetch(api, printer, &args.run, name, args.output).await;
     }
     let answer = api.get(&["v1", "runs", &args.run, "outputs"], &[]).await?;
-    printer.answer(answer, |printer, page: Value| {
-        let (files, _): (Vec<FileRef>, _) = items(page).unwrap_or_default();
-        let row = |file: FileRef| vec![file.name, file.size.to_string(), file.media_type, file.status, file.reason.unwrap_or_default()];
-        printer.table(&["name", "bytes", "type", "status", ""], files.into_iter().map(row).collect())
+    printer.page(answer, None, |printer, files: Vec<OutputFile>| {
+        let row = |file: OutputFile| vec![file.name, file.size.to_string(), file.status, file.reason.unwrap_or_default()];
+        printer.table(&["name", "bytes", "status", ""], files.into_iter().map(row).collect())
     })
 }
 

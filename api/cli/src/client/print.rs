@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use towpath_schemas::body::RunState;
+use towpath_schemas::body::{Page, RunState};
 
 use super::{failure::Failure, terminal::Filter};
 
@@ -28,6 +28,25 @@ impl Printer {
             return Ok(());
         }
         let text = show(self, read(answer)?);
+        self.out(&text);
+        Ok(())
+    }
+
+    /// The same for a page of a list; `more` is the command that shows the next one.
+    pub fn page<T: DeserializeOwned>(
+        &self,
+        answer: Value,
+        more: Option<&str>,
+        show: impl FnOnce(&Self, Vec<T>) -> String,
+    ) -> Result<(), Failure> {
+        if self.json {
+            return self.answer(answer, |_, _: Value| String::new());
+        }
+        let page: Page<T> = read(answer)?;
+        let mut text = show(self, page.items);
+        if let (Some(cursor), Some(more)) = (page.cursor, more) {
+            text.push_str(&format!("more: {more} --cursor {cursor}\n"));
+        }
         self.out(&text);
         Ok(())
     }

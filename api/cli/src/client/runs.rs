@@ -1,14 +1,12 @@
 //! Commands about runs that exist.
 
 use clap::Args;
-use reqwest::Method;
-use serde_json::Value;
 use towpath_schemas::body::{Delivery, HistoryEntry, Run};
 
 use super::{
-    api::{Api, Payload},
+    api::Api,
     failure::Failure,
-    print::{Printer, read, time},
+    print::{Printer, time},
     run::label,
 };
 
@@ -35,19 +33,23 @@ pub struct RunArg {
     run: String,
 }
 
+#[derive(Args)]
+pub struct RedeliverArgs {
+    /// The delivery's id, as `towpath deliveries RUN` shows it.
+    delivery: String,
+}
+
 pub async fn list(api: &Api, printer: &Printer, args: RunsArgs) -> Result<(), Failure> {
     let label = args.label.map(|(key, value)| format!("{key}={value}"));
     let given = [("agent", args.agent), ("state", args.state), ("session", args.session), ("label", label), ("cursor", args.cursor)];
     let query: Vec<(&str, String)> = given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
     let answer = api.get(&["v1", "runs"], &query).await?;
-    printer.answer(answer, |printer, page: Value| {
-        let (runs, cursor): (Vec<Run>, _) = items(page).unwrap_or_default();
+    printer.page(answer, Some("towpath runs"), |printer, runs: Vec<Run>| {
         let row = |run: Run| {
             let why = run.waiting_for.or(run.message).or(run.reason).unwrap_or_default();
             vec![run.id.to_string(), printer.state(run.state), run.agent, time(run.created_at), why]
         };
-        let more = cursor.map(|cursor| format!("more: towpath runs --cursor {cursor}\n")).unwrap_or_default();
-        printer.table(&["run", "state", "agent", "created", ""], runs.into_iter().map(row).collect()) + &more
+        printer.table(&["run", "state", "agent", "created", ""], runs.into_iter().map(row).collect())
     })
 }
 
@@ -70,8 +72,7 @@ pub async fn abandon(api: &Api, printer: &Printer, args: RunArg) -> Result<(), F
 
 pub async fn history(api: &Api, printer: &Printer, args: RunArg) -> Result<(), Failure> {
     let answer = api.get(&["v1", "runs", &args.run, "history"], &[]).await?;
-    printer.answer(answer, |printer, page: Value| {
-        let (entries, _): (Vec<HistoryEntry>, _) = items(page).unwrap_or_default();
+    printer.page(answer, None, |printer, entries: Vec<HistoryEntry>| {
         let row = |entry: HistoryEntry| {
             let from = entry.from.map_or_else(|| "–".to_owned(), |state| state.to_string());
             let moved = if entry.from == Some(entry.to) { from } else { format!("{from} → {}", entry.to) };
@@ -89,10 +90,15 @@ pub async fn history(api: &Api, printer: &Printer, args: RunArg) -> Result<(), F
     })
 }
 
+/// Asks for one more try of a delivery that was given up or waits.
+pub async fn redeliver(api: &Api, printer: &Printer, args: RedeliverArgs) -> Result<(), Failure> {
+    let answer = api.post(&["v1", "deliveries", &args.delivery, "retry"], serde_json::json!({}), None).await?;
+    printer.answer(answer, |_, _: serde_json::Value| format!("{} is tried again\n", args.delivery))
+}
+
 pub async fn deliveries(api: &Api, printer: &Printer, args: RunArg) -> Result<(), Failure> {
-    let answer = api.json(Method::GET, &["v1", "runs", &args.run, "deliveries"], &[], Payload::Nothing).await?;
-    printer.answer(answer, |printer, page: Value| {
-        let (deliveries, _): (Vec<Delivery>, _) = items(page).unwrap_or_default();
+    let answer = api.get(&["v1", "runs", &args.run, "deliveries"], &[]).await?;
+    printer.page(answer, None, |printer, deliveries: Vec<Delivery>| {
         if deliveries.is_empty() {
             return "this run's result is owed to nobody\n".to_owned();
         }
@@ -103,17 +109,6 @@ pub async fn deliveries(api: &Api, printer: &Printer, args: RunArg) -> Result<()
         };
         printer.table(&["delivery", "state", "kind", "target", "attempts", "answer"], deliveries.into_iter().map(row).collect())
     })
-}
-
-/// The items of a page and where the next one begins; a bare list is a page too.
-pub fn items<T: serde::de::DeserializeOwned>(page: Value) -> Result<(Vec<T>, Option<String>), Failure> {
-    match page {
-        Value::Object(mut page) => {
-            let cursor = page.get("cursor").and_then(Value::as_str).map(str::to_owned);
-            Ok((read(page.remove("items").unwrap_or_default())?, cursor))
-        }
-        list => Ok((read(list)?, None)),
-    }
 }
 
 fn shown(printer: &Printer, run: Run) -> String {

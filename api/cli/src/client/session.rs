@@ -1,14 +1,12 @@
 //! `towpath sessions`.
 
 use clap::Args;
-use serde_json::Value;
 use towpath_schemas::body::Session;
 
 use super::{
     api::Api,
     failure::Failure,
     print::{Printer, time},
-    runs::items,
 };
 
 #[derive(Args)]
@@ -27,11 +25,7 @@ pub async fn sessions(api: &Api, printer: &Printer, args: SessionsArgs) -> Resul
     }
     let query: Vec<(&str, String)> = args.cursor.into_iter().map(|cursor| ("cursor", cursor)).collect();
     let answer = api.get(&["v1", "sessions"], &query).await?;
-    printer.answer(answer, |printer, page: Value| {
-        let (sessions, cursor): (Vec<Session>, _) = items(page).unwrap_or_default();
-        let more = cursor.map(|cursor| format!("more: towpath sessions --cursor {cursor}\n")).unwrap_or_default();
-        table(printer, sessions) + &more
-    })
+    printer.page(answer, Some("towpath sessions"), table)
 }
 
 fn table(printer: &Printer, sessions: Vec<Session>) -> String {
