@@ -157,7 +157,8 @@ fn reap(socket: &UnixStream, main: u32, reach: Reach, grace: Duration) -> io::Re
     loop {
         match rustix::process::wait(WaitOptions::empty()) {
             Ok(Some((pid, status))) if pid.as_raw_nonzero().get() as u32 == main => {
-                say(socket, &FromInit::Main { status: status.as_raw() })?;
+                // When nobody listens any more, `listen` is ending everything and then this process; to leave before would let the rest live.
+                say(socket, &FromInit::Main { status: status.as_raw() }).ok();
                 if !STOPPING.swap(true, Ordering::SeqCst) {
                     thread::spawn(move || reach.stop(grace));
                 }
