@@ -184,6 +184,20 @@ pub struct FileRef {
     pub reason: Option<String>,
 }
 
+/// A file that a run left in its outputs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(ToSchema))]
+pub struct Output {
+    /// A path relative to the outputs' folder.
+    pub name: String,
+    pub size: u64,
+    /// Of the content, in hex; absent when it was not kept.
+    pub sha256: Option<String>,
+    /// `stored`, or `unavailable` with the reason.
+    pub status: String,
+    pub reason: Option<String>,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(ToSchema))]
 pub struct Transcript {

@@ -9,16 +9,15 @@ use axum::{
 };
 use bytes::Bytes;
 use futures::stream;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use towpath_chassis::{Chassis, Error};
 use towpath_file::Spool;
 use towpath_run::view;
 use towpath_schemas::{
     ErrorCode, Problem,
-    body::{FileRef, Page},
+    body::{FileRef, Output, Page},
     id::{FileId, RunId},
 };
-use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
@@ -63,23 +62,12 @@ async fn download(State(api): State<Api>, Runs(caller): Runs, Path(id): Path<Fil
     Ok(content(&api.chassis, object_key, file.size, &file.name))
 }
 
-/// What a run left in its outputs.
-#[derive(Serialize, ToSchema)]
-struct OutputRef {
-    name: String,
-    size: u64,
-    sha256: Option<String>,
-    /// `stored`, or `unavailable` with the reason.
-    status: String,
-    reason: Option<String>,
-}
-
 /// The run's outputs, by name.
-#[utoipa::path(get, path = "/v1/runs/{id}/outputs", responses((status = 200, body = Page<OutputRef>), (status = 404, body = Problem)))]
-async fn outputs(State(api): State<Api>, Runs(caller): Runs, Path(run): Path<RunId>) -> Answer<Json<Page<OutputRef>>> {
+#[utoipa::path(get, path = "/v1/runs/{id}/outputs", responses((status = 200, body = Page<Output>), (status = 404, body = Problem)))]
+async fn outputs(State(api): State<Api>, Runs(caller): Runs, Path(run): Path<RunId>) -> Answer<Json<Page<Output>>> {
     view::state(&api.chassis.db, caller.tenant, run).await?;
     let outputs = towpath_file::outputs(&api.chassis.db, caller.tenant, run).await?;
-    let items = outputs.into_iter().map(|one| OutputRef { name: one.name, size: one.size, sha256: one.sha256, status: one.status, reason: one.reason }).collect();
+    let items = outputs.into_iter().map(|one| Output { name: one.name, size: one.size, sha256: one.sha256, status: one.status, reason: one.reason }).collect();
     Ok(Json(Page { items, cursor: None }))
 }
 

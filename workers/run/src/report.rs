@@ -182,6 +182,7 @@ pub(crate) async fn note_steers(work: &mut Work, run: &Locked, ends: &[SteerEnd]
     for end in ends {
         let revision = table::next_revision(work, run.id).await?;
         let state = towpath_steer::state::word(end.state);
+        let ordinal = towpath_steer::ordinal(work, end.steer).await?;
         table::history(
             work,
             &[Entry {
@@ -194,7 +195,7 @@ pub(crate) async fn note_steers(work: &mut Work, run: &Locked, ends: &[SteerEnd]
                 actor: "supervisor".to_owned(),
                 epoch: run.machine.epoch,
                 reason: None,
-                detail: Some(serde_json::json!({ "steer": end.steer, "state": state })),
+                detail: Some(serde_json::json!({ "steer": end.steer, "ordinal": ordinal, "state": state })),
             }],
         )
         .await?;

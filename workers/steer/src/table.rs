@@ -192,3 +192,8 @@ fn state_of(text: &str) -> Result<SteerState> {
 pub async fn exists(work: &mut Work, steer: SteerId) -> Result<bool> {
     Ok(sqlx::query_scalar!(r#"select exists (select 1 from steer where id = $1) as "exists!""#, steer.uuid()).fetch_one(work.db()).await?)
 }
+
+/// Its place among its run's steers.
+pub async fn ordinal(work: &mut Work, steer: SteerId) -> Result<Option<i64>> {
+    Ok(sqlx::query_scalar!("select ordinal from steer where id = $1", steer.uuid()).fetch_optional(work.db()).await?)
+}
