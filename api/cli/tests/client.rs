@@ -143,7 +143,7 @@ fn waiting_ends_with_the_run_s_own_exit_code_and_prints_its_result() -> Result<(
             let (server, world) = serve(router).await?;
             let done = towpath(server, &["run", "echo", "hi", "--wait"]).await?;
             assert_eq!((done.status.code(), text(&done.stdout)), (Some(code), "# done\n".to_owned()), "{state}: {}", text(&done.stderr));
-            assert!(text(&done.stderr).contains("· inputs\nrunning\n"), "{}", text(&done.stderr));
+            assert!(text(&done.stderr).contains("· 0.00 s  inputs\nrunning\n"), "{}", text(&done.stderr));
             assert_eq!(requests(&world, "get").len(), 2);
         }
         Ok(())

@@ -26,7 +26,7 @@ pub enum AgentCommand {
     List,
     /// Show an agent's newest definition.
     Show { name: String },
-    /// Start no more of its runs for now; they wait.
+    /// Start no more of its runs until it is resumed.
     Pause { name: String },
     /// Start its runs again.
     Resume { name: String },

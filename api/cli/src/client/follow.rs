@@ -32,7 +32,8 @@ pub enum Show {
 
 /// Prints what the run prints until it has ended; its last state.
 pub async fn follow(api: &Api, printer: &Printer, run: &str, show: Show) -> Result<Value, Failure> {
-    let mut follower = Follower { api, printer, run, last_event: None, progress: Progress::new(*printer), filter: printer.filter(), show };
+    let mut follower =
+        Follower { api, printer, run, last_event: None, progress: Progress::new(*printer), filter: printer.filter(), show, epoch: 0 };
     follower.interruptible().await
 }
 
@@ -63,7 +64,7 @@ pub fn conclude(printer: &Printer, ended: Value) -> Result<(), Failure> {
     let run: Run = read(ended)?;
     if !printer.json {
         printer.note(&summary(&run));
-        if let Some(result) = &run.result {
+        if let Some(result) = run.result.as_ref().filter(|result| !result.text.is_empty()) {
             let mut text = printer.filter().pass(result.text.as_bytes());
             if !text.ends_with('\n') {
                 text.push('\n');
@@ -95,6 +96,8 @@ struct Follower<'a> {
     progress: Progress,
     filter: Filter,
     show: Show,
+    /// Of the newest output.
+    epoch: i32,
 }
 
 impl Follower<'_> {
@@ -149,8 +152,8 @@ impl Follower<'_> {
             return Ok(());
         }
         match event.event.as_str() {
-            "output" => self.output(data),
-            "state" => self.state(data).await,
+            "output" => self.output(data).await,
+            "state" => self.look().await,
             "steer" => {
                 self.steer(&data);
                 Ok(())
@@ -164,8 +167,13 @@ impl Follower<'_> {
         }
     }
 
-    fn output(&mut self, data: Value) -> Result<(), Failure> {
+    async fn output(&mut self, data: Value) -> Result<(), Failure> {
         let output: OutputEvent = read(data)?;
+        if self.epoch != output.epoch {
+            // The steps of the start are told before what they led to.
+            self.look().await?;
+            self.epoch = output.epoch;
+        }
         let bytes =
             BASE64_STANDARD.decode(&output.b64).map_err(|error| Failure::Unreachable(format!("an output event is damaged: {error}")))?;
         match self.show {
@@ -178,21 +186,24 @@ impl Follower<'_> {
         Ok(())
     }
 
-    /// The event tells that the run moved; its steps are the run's to tell.
-    async fn state(&mut self, data: Value) -> Result<(), Failure> {
-        let run = match serde_json::from_value::<Run>(data) {
-            Ok(run) => run,
-            Err(_) => read(self.api.get(&["v1", "runs", self.run], &[]).await?)?,
-        };
+    /// Tells how far the run is.
+    async fn look(&mut self) -> Result<(), Failure> {
+        let run: Run = read(self.api.get(&["v1", "runs", self.run], &[]).await?)?;
         self.progress.show(&run);
         Ok(())
     }
 
-    /// A row of the history: which message, and what became of it.
+    /// A row of the history: what became of a message. Its way to the sandbox is not told step by step.
     fn steer(&self, data: &Value) {
-        let detail = &data["detail"];
-        let which = detail["ordinal"].as_i64().map(|ordinal| ordinal.to_string()).or(detail["steer"].as_str().map(str::to_owned));
-        self.printer.note(&format!("message {} is {}", which.unwrap_or_default(), detail["state"].as_str().unwrap_or("accepted")));
+        let word = |key: &str| data["detail"][key].as_str().unwrap_or_default();
+        let told = match word("state") {
+            "queued" | "sent" | "written" => return,
+            "read" => "was read",
+            "expired" => "was not taken",
+            "unknown" => "may or may not have been taken",
+            other => other,
+        };
+        self.printer.note(&format!("message {} {told}", word("steer")));
     }
 }
 
@@ -217,7 +228,9 @@ impl Progress {
         // A restart begins the steps anew.
         let from = if self.steps <= run.startup.len() { self.steps } else { 0 };
         for step in &run.startup[from..] {
-            self.printer.note(&format!("· {}{}", step.step, step.detail.as_ref().map(|detail| format!(" ({detail})")).unwrap_or_default()));
+            let after_s = (step.at - run.created_at).as_seconds_f64().max(0.0);
+            let detail = step.detail.as_ref().map(|detail| format!(" ({detail})")).unwrap_or_default();
+            self.printer.note(&format!("· {after_s:.2} s  {}{detail}", step.step));
         }
         self.steps = run.startup.len();
         if self.told.as_ref() != Some(&now) && !run.state.ended() {
