@@ -2,14 +2,15 @@
 
 use axum::{
     Json,
+    body::BodyDataStream,
     extract::{FromRequest, FromRequestParts, Request},
     http::{HeaderMap, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
-use bytes::Bytes;
+use futures::StreamExt;
 use serde::de::DeserializeOwned;
 use towpath_chassis::{Error, idempotency::Key, secret};
-use towpath_schemas::{ErrorCode, Problem};
+use towpath_schemas::{ErrorCode, Problem, limit::BODY_BYTES};
 
 /// Any refusal or failure, as the asker gets it.
 #[derive(Debug)]
@@ -64,12 +65,9 @@ pub struct Body<T> {
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Refusal;
 
-    async fn from_request(request: Request, state: &S) -> Answer<Self> {
+    async fn from_request(request: Request, _: &S) -> Answer<Self> {
         let media_type = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_ascii_lowercase();
-        let bytes = Bytes::from_request(request, state).await.map_err(|rejection| {
-            let code = if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE { ErrorCode::TooLarge } else { ErrorCode::BadRequest };
-            Error::refused(code, format!("body: {}", rejection.body_text()))
-        })?;
+        let bytes = read(request.into_body().into_data_stream(), BODY_BYTES).await?;
         if !media_type.starts_with("application/json") {
             return Err(Error::refused(ErrorCode::UnsupportedMediaType, format!("the body came as `{media_type}`")).into());
         }
@@ -79,6 +77,34 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             Error::refused(code, format!("body: {error}"))
         })?;
         Ok(Self { value, sha256: secret::sha256(&bytes) })
+    }
+}
+
+/// A whole body of at most `most` bytes. What is over the limit is still read, up to [`DRAIN_BYTES`]: a client that is cut off while it sends sees a broken pipe instead of the answer.
+async fn read(mut body: BodyDataStream, most: usize) -> Answer<Vec<u8>> {
+    let mut bytes = Vec::new();
+    while let Some(piece) = body.next().await {
+        let piece = piece.map_err(|error| Error::refused(ErrorCode::BadRequest, format!("the body broke off: {error}")))?;
+        if bytes.len() + piece.len() > most {
+            drain(&mut body).await;
+            return Err(Error::refused(ErrorCode::TooLarge, format!("a JSON body may hold at most {most} bytes")).into());
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(bytes)
+}
+
+/// Most bytes of a refused body that are read and dropped.
+const DRAIN_BYTES: usize = 64 << 20;
+
+/// Reads on and drops what comes.
+pub async fn drain(body: &mut BodyDataStream) {
+    let mut dropped = 0;
+    while let Some(Ok(piece)) = body.next().await {
+        dropped += piece.len();
+        if dropped > DRAIN_BYTES {
+            return;
+        }
     }
 }
 

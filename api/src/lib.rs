@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::DefaultBodyLimit,
     http::{Request, header},
     routing::{any, get},
 };
@@ -18,7 +17,6 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tower_http::{catch_panic::CatchPanicLayer, trace::TraceLayer};
 use towpath_agent::start::Starts;
 use towpath_chassis::{Chassis, telemetry};
-use towpath_schemas::limit::BODY_BYTES;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -71,7 +69,6 @@ pub fn router(api: Api) -> Router {
         .route("/sandbox", any(gateway::connect))
         .fallback(answer::no_such_path)
         .method_not_allowed_fallback(answer::method_not_allowed)
-        .layer(DefaultBodyLimit::max(BODY_BYTES))
         .layer(CatchPanicLayer::new())
         .layer(TraceLayer::new_for_http().make_span_with(|request: &Request<_>| {
             let given = request.headers().get("traceparent").and_then(|value| value.to_str().ok());

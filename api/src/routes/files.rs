@@ -3,7 +3,7 @@
 use axum::{
     Json,
     body::Body as HttpBody,
-    extract::{DefaultBodyLimit, State},
+    extract::State,
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -22,7 +22,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     Api,
-    answer::{Answer, Path, Query},
+    answer::{Answer, Path, Query, drain},
     caller::Runs,
 };
 
@@ -30,8 +30,7 @@ use crate::{
 const PIECE: u64 = 1 << 20;
 
 pub fn routes() -> OpenApiRouter<Api> {
-    // The limit of a file is counted while it streams.
-    OpenApiRouter::new().routes(routes!(upload)).layer(DefaultBodyLimit::disable()).routes(routes!(download)).routes(routes!(outputs)).routes(routes!(output))
+    OpenApiRouter::new().routes(routes!(upload)).routes(routes!(download)).routes(routes!(outputs)).routes(routes!(output))
 }
 
 #[derive(Deserialize)]
@@ -49,7 +48,14 @@ async fn upload(State(api): State<Api>, Runs(caller): Runs, Query(query): Query<
     if media_type.len() > 255 || !media_type.is_ascii() || media_type.contains('\0') {
         return Err(Error::refused(ErrorCode::Unprocessable, "media_type: at most 255 ASCII characters").into());
     }
-    let spooled = Spool::take(api.chassis.config.limits.file_bytes, body.into_data_stream()).await?;
+    let mut body = body.into_data_stream();
+    let spooled = match Spool::take(api.chassis.config.limits.file_bytes, &mut body).await {
+        Ok(spooled) => spooled,
+        Err(error) => {
+            drain(&mut body).await;
+            return Err(error.into());
+        }
+    };
     let file = towpath_file::store(&api.chassis, caller.tenant, caller.principal, &name, &media_type, spooled).await?;
     Ok((StatusCode::CREATED, Json(file)))
 }

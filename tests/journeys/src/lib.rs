@@ -96,6 +96,7 @@ impl World {
             ("TOWPATH_LISTEN", &listen),
             ("TOWPATH_GATEWAY_URL", &gateway),
             ("TOWPATH_WEBHOOK_ALLOW", "127.0.0.0/8"),
+            ("TOWPATH_OUTPUT_STREAM_BYTES", "268435456"),
         ];
         let env: HashMap<String, String> = pairs.iter().chain(extra).map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         let db = PgPool::connect(&ground.database_url).await?;

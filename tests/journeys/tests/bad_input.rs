@@ -97,7 +97,8 @@ async fn a_file_that_is_too_large_is_refused_and_a_name_is_made_safe() -> Result
     for name in ["exact.bin\n", "passwd\n", "Report.txt\n", "report (2).TXT\n", "Absch\u{e4}tzung.pdf\n", "read-only"] {
         ensure!(text.contains(name), "{name:?} is missing in {text}");
     }
-    let manifest: Vec<Value> = serde_json::from_str(text.lines().find(|line| line.starts_with('[')).context("manifest")?)?;
+    let (from, to) = (text.find('[').context("manifest")?, text.rfind(']').context("manifest")?);
+    let manifest: Vec<Value> = serde_json::from_str(&text[from..=to])?;
     ensure!(manifest.len() == 5 && manifest[0]["size"] == 25 * 1024 * 1024 && manifest[0]["mediaType"].is_string() && manifest[0]["path"].is_string(), "{manifest:?}");
     world.finish().await
 }

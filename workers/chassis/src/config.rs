@@ -102,7 +102,7 @@ impl Default for Limits {
             linger: Duration::from_secs(25 * 3600),
             spool_bytes: 1 << 30,
             file_bytes: towpath_schemas::limit::FILE_BYTES,
-            output_stream_bytes: 4 << 30,
+            output_stream_bytes: 1 << 30,
         }
     }
 }

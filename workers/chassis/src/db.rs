@@ -3,7 +3,7 @@
 use std::{str::FromStr, time::Instant};
 
 use sqlx::{
-    ConnectOptions, Executor, PgPool,
+    ConnectOptions, Connection, Executor, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
@@ -44,16 +44,25 @@ pub async fn connect(config: &Config) -> Result<PgPool> {
             })
         })
         .connect_lazy_with(options(config)?);
+    wait_for(config).await?;
+    Ok(pool)
+}
+
+/// Waits for a server that is away up to `start_wait`, and says so.
+async fn wait_for(config: &Config) -> Result<()> {
     let started = Instant::now();
+    let options = options(config)?;
     loop {
-        match pool.acquire().await {
-            Ok(_) => return Ok(pool),
-            Err(error) if started.elapsed() < config.limits.start_wait => {
-                tracing::warn!(%error, "waiting for Postgres");
-                tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-            }
-            Err(error) => return Err(error.into()),
+        let why = match tokio::time::timeout(config.limits.database_wait, PgConnection::connect_with(&options)).await {
+            Ok(Ok(connection)) => return Ok(connection.close().await?),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {:?}", config.limits.database_wait),
+        };
+        tracing::warn!(error = why, "waiting for Postgres");
+        if started.elapsed() >= config.limits.start_wait {
+            return Err(Error::Config(format!("Postgres is still away after {:?}: {why}", config.limits.start_wait)));
         }
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
     }
 }
 

@@ -1,5 +1,6 @@
 //! Kill points: places between two effects at which a test may end a handler as `kill -9` would. The chassis passes one at every begin, commit, publish,
-//! object write and outgoing request, so a handler gets them without naming any. Outside the crash harness a point costs one thread-local look.
+//! object write and outgoing request, so a handler gets them without naming any. A background task dies with whoever spawned it. Outside the crash harness a
+//! point costs one thread-local look.
 
 use std::{
     future::Future,
@@ -9,7 +10,7 @@ use std::{
     },
 };
 
-use tokio::sync::Notify;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 tokio::task_local! {
     static PLAN: Arc<Plan>;
@@ -19,7 +20,8 @@ struct Plan {
     at: usize,
     passed: AtomicUsize,
     names: Mutex<Vec<&'static str>>,
-    killed: Notify,
+    killed: CancellationToken,
+    spawned: TaskTracker,
 }
 
 /// What happened to a future under [`run`].
@@ -37,19 +39,42 @@ pub async fn point(name: &'static str) {
     let index = plan.passed.fetch_add(1, Ordering::SeqCst);
     plan.names.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(name);
     if index == plan.at {
-        plan.killed.notify_one();
+        plan.killed.cancel();
         std::future::pending::<()>().await;
     }
 }
 
-/// Runs `future` and drops it at its `at`th point, counted from 0.
+/// Runs `future` and drops it at its `at`th point, counted from 0, with every task that it spawned.
 pub async fn run<F: Future>(at: usize, future: F) -> Fate<F::Output> {
-    let plan = Arc::new(Plan { at, passed: AtomicUsize::new(0), names: Mutex::default(), killed: Notify::new() });
+    let plan = Arc::new(Plan { at, passed: AtomicUsize::new(0), names: Mutex::default(), killed: CancellationToken::new(), spawned: TaskTracker::new() });
     let names = |plan: &Plan| plan.names.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
-    tokio::select! {
+    let fate = tokio::select! {
         biased;
-        () = plan.killed.notified() => Fate::Killed(names(&plan).last().copied().unwrap_or("?")),
-        value = PLAN.scope(plan.clone(), future) => Fate::Ended { value, points: names(&plan) },
+        () = plan.killed.cancelled() => None,
+        value = PLAN.scope(plan.clone(), future) => Some(value),
+    };
+    match fate {
+        Some(value) => Fate::Ended { value, points: names(&plan) },
+        None => {
+            plan.spawned.close();
+            plan.spawned.wait().await;
+            Fate::Killed(names(&plan).get(at).copied().unwrap_or("?"))
+        }
+    }
+}
+
+/// What a spawned task runs: it passes the points of whoever spawned it, and is dropped when that one is killed.
+pub(crate) fn inherit<F: Future<Output = ()>>(future: F) -> impl Future<Output = ()> {
+    let plan = PLAN.try_with(Arc::clone).ok();
+    async move {
+        let Some(plan) = plan else { return future.await };
+        let spawned = plan.spawned.token();
+        tokio::select! {
+            biased;
+            () = plan.killed.cancelled() => {}
+            () = PLAN.scope(plan.clone(), future) => {}
+        }
+        drop(spawned);
     }
 }
 
@@ -67,5 +92,22 @@ mod tests {
         assert!(matches!(run(0, steps()).await, Fate::Killed("one")));
         assert!(matches!(run(1, steps()).await, Fate::Killed("two")));
         assert!(matches!(run(2, steps()).await, Fate::Ended { value: 7, points } if points == ["one", "two"]));
+    }
+
+    #[tokio::test]
+    async fn a_task_dies_with_whoever_spawned_it() {
+        let tasks = crate::task::Tasks::default();
+        let held = Arc::new(());
+        let spawner = || async {
+            let (inner, held) = (tasks.clone(), held.clone());
+            tasks.spawn(async move {
+                point("in the task").await;
+                let _held = held;
+                inner.stopping().cancelled().await;
+            });
+            std::future::pending::<()>().await;
+        };
+        assert!(matches!(run(0, spawner()).await, Fate::Killed("in the task")));
+        assert_eq!(Arc::strong_count(&held), 1, "the task is gone");
     }
 }

@@ -15,7 +15,7 @@ use towpath_schemas::subject;
 use crate::{Config, Error, Result};
 
 /// Bytes of commands that JetStream may hold; beyond it a publish fails and the row stays in the outbox.
-const COMMAND_BYTES: i64 = 1 << 30;
+const COMMAND_BYTES: i64 = 256 << 20;
 /// How long facts stay on the EVENT stream for a curious operator.
 const EVENT_AGE: Duration = Duration::from_secs(3600);
 const EVENT_BYTES: i64 = 64 << 20;

@@ -4,6 +4,8 @@ use std::{future::Future, time::Duration};
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use crate::kill;
+
 #[derive(Clone, Default)]
 pub struct Tasks {
     tracker: TaskTracker,
@@ -16,7 +18,7 @@ impl Tasks {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.tracker.spawn(future);
+        self.tracker.spawn(kill::inherit(future));
     }
 
     /// Is done once the process shall drain.

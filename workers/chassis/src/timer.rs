@@ -28,7 +28,8 @@ impl Timers {
         self
     }
 
-    fn kinds(&self) -> Vec<String> {
+    /// What is registered.
+    pub fn kinds(&self) -> Vec<String> {
         self.0.keys().map(|kind| (*kind).to_owned()).collect()
     }
 }

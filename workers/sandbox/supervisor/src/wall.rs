@@ -2,11 +2,11 @@
 //! (or, without isolation, the copy inside itself). Its order comes as JSON on stdin.
 
 use std::{
-    fs::{self, File},
+    fs,
     io::{self, Read},
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::process::CommandExt,
+        unix::{fs::PermissionsExt, process::CommandExt},
     },
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
@@ -156,17 +156,17 @@ impl Sources {
             Ok(rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
         };
         let opened = [("workspace", folder(&order.workspace)?), ("control", folder(&order.control)?), ("etc", folder(&order.etc)?)];
-        let binary = rustix::fs::open(&order.binary, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        mount("towpath", STAGE, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, Some(c"mode=0755,size=64k"))?;
+        mount("towpath", STAGE, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, Some(c"mode=0755,size=16m"))?;
         let stage = Path::new(STAGE);
         for (name, source) in &opened {
             let target = stage.join(name);
             fs::create_dir(&target)?;
             mount_bind(format!("/proc/self/fd/{}", source.as_raw_fd()), &target)?;
         }
+        // A copy, not a bind: an upgrade may replace the file on disk at any moment, and a bind to a file that was replaced fails.
         let init = stage.join("init");
-        File::create(&init)?;
-        mount_bind(format!("/proc/self/fd/{}", binary.as_raw_fd()), &init)?;
+        fs::copy("/proc/self/exe", &init)?;
+        fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
         Ok(Self { workspace: stage.join("workspace"), control: stage.join("control"), etc: stage.join("etc"), init })
     }
 }
