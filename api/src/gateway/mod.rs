@@ -126,27 +126,31 @@ impl Gateway {
         Ok(())
     }
 
-    /// A stream that was made anew holds nothing of what was stored in the old one.
+    /// A stream that was made anew holds nothing of what was stored in the old one. The first look comes before the first connection.
     async fn watch_stream(&self) {
         let mut known = None;
-        while self.chassis.tasks.sleep(STREAM_LOOK).await {
-            let created = match self.chassis.jetstream.get_stream(subject::OUTPUT).await {
-                Ok(stream) => stream.cached_info().created,
+        loop {
+            match self.chassis.jetstream.get_stream(subject::OUTPUT).await {
+                Ok(stream) => {
+                    let created = stream.cached_info().created;
+                    if known.is_some_and(|known| known != created) {
+                        tracing::warn!("the OUTPUT stream was made anew; unsealed frames are asked for again");
+                        for key in self.keys() {
+                            self.nudge(key, Nudge::StreamReset);
+                        }
+                    }
+                    known = Some(created);
+                }
                 Err(error) => {
                     tracing::warn!(%error, "the OUTPUT stream is away");
                     if let Err(error) = streams::declare(&self.chassis.jetstream, &self.chassis.config).await {
                         tracing::warn!(error = error.chain(), "the streams cannot be made yet");
                     }
-                    continue;
-                }
-            };
-            if known.is_some_and(|known| known != created) {
-                tracing::warn!("the OUTPUT stream was made anew; unsealed frames are asked for again");
-                for key in self.keys() {
-                    self.nudge(key, Nudge::StreamReset);
                 }
             }
-            known = Some(created);
+            if !self.chassis.tasks.sleep(STREAM_LOOK).await {
+                return;
+            }
         }
     }
 }

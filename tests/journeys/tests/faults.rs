@@ -194,7 +194,7 @@ async fn a_commit_without_an_answer_makes_one_run_with_and_without_a_key() -> Re
 
 #[tokio::test]
 async fn a_server_that_is_away_at_start_is_waited_for_and_named() -> Result<()> {
-    for away in ["Postgres", "NATS", "object store"] {
+    for away in ["Postgres", "NATS", "S3"] {
         let ground = Ground::shared().await?;
         let port = |text: &str| -> Result<std::net::SocketAddr> {
             Ok(std::net::SocketAddr::from(([127, 0, 0, 1], url::Url::parse(text)?.port().context("port")?)))

@@ -38,11 +38,13 @@ impl Store {
         loop {
             match store.ensure_bucket().await {
                 Ok(()) => return Ok(store),
-                Err(error) if started.elapsed() < config.limits.start_wait => {
-                    tracing::warn!(error = error.chain(), "waiting for the object store");
+                Err(error) => {
+                    tracing::warn!(error = error.chain(), "waiting for S3");
+                    if started.elapsed() >= config.limits.start_wait {
+                        return Err(error);
+                    }
                     tokio::time::sleep(Duration::from_millis(500)).await;
                 }
-                Err(error) => return Err(error),
             }
         }
     }

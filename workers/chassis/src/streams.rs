@@ -46,11 +46,13 @@ pub async fn connect(config: &Config) -> Result<Client> {
         }
         match options.connect(address.as_str()).await {
             Ok(client) => return Ok(client),
-            Err(error) if started.elapsed() < config.limits.start_wait => {
+            Err(error) => {
                 tracing::warn!(%error, "waiting for NATS");
+                if started.elapsed() >= config.limits.start_wait {
+                    return Err(nats_error("connect", error));
+                }
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }
-            Err(error) => return Err(nats_error("connect", error)),
         }
     }
 }
@@ -65,11 +67,13 @@ pub async fn declare(jetstream: &Context, config: &Config) -> Result<()> {
     loop {
         match declare_once(jetstream, config).await {
             Ok(()) => return Ok(()),
-            Err(error) if started.elapsed() < config.limits.start_wait => {
+            Err(error) => {
                 tracing::warn!(error = %error, "waiting for JetStream");
+                if started.elapsed() >= config.limits.start_wait {
+                    return Err(error);
+                }
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }
-            Err(error) => return Err(error),
         }
     }
 }
