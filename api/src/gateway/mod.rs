@@ -33,6 +33,9 @@ const NUDGES: usize = 64;
 /// Which sandbox a connection is of.
 pub(crate) type Key = (RunId, i32);
 
+/// The newest connection of each sandbox, with a number for leaving.
+type Connections = HashMap<Key, (u64, mpsc::Sender<Nudge>)>;
+
 /// What a connection is told by its gateway.
 #[derive(Debug, Clone)]
 pub(crate) enum Nudge {
@@ -50,7 +53,7 @@ pub(crate) enum Nudge {
 #[derive(Clone)]
 pub struct Gateway {
     pub(crate) chassis: Chassis,
-    connections: Arc<Mutex<HashMap<Key, (u64, mpsc::Sender<Nudge>)>>>,
+    connections: Arc<Mutex<Connections>>,
 }
 
 impl Gateway {
@@ -67,7 +70,7 @@ impl Gateway {
         self.lock().len()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, (u64, mpsc::Sender<Nudge>)>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Connections> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

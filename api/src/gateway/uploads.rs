@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use towpath_chassis::{Chassis, Error, Result};
-use towpath_file::{Spool, Spooled};
+use towpath_file::{Content, Spool, Spooled};
 use towpath_run::report::{self, OutputReport, Reporter};
 use towpath_schemas::{
     ErrorCode,
@@ -97,7 +97,8 @@ pub(super) async fn keep(chassis: &Chassis, reporter: &Reporter, whole: Whole) -
         return Ok(ToGuest::OutputRefused { upload, code: "changed".to_owned(), detail: "it changed while it was read".to_owned() });
     }
     let object_key = towpath_file::put_output(chassis, reporter.tenant, &spooled).await?;
-    let stored = OutputReport::Stored { name: &name, size: spooled.size, sha256: &spooled.sha256, object_key: &object_key };
+    let content = Content { size: spooled.size, sha256: &spooled.sha256, object_key: &object_key };
+    let stored = OutputReport::Stored { name: &name, content };
     report::output(chassis, reporter, stored).await?;
     Ok(ToGuest::OutputStored { upload })
 }

@@ -38,7 +38,10 @@ async fn create(State(api): State<Api>, Runs(caller): Runs, key: IdempotencyKey,
     let key = key.with_body(body.sha256)?;
     let start = Start::new(&api.chassis, caller.tenant, caller.principal, body.value, key, telemetry::traceparent())?;
     let started = api.starts.start(start).await?;
-    let run = view::run(&api.chassis.db, caller.tenant, started.run).await?;
+    let run = match started.shown {
+        Some(run) => *run,
+        None => view::run(&api.chassis.db, caller.tenant, started.run).await?,
+    };
     let mut headers = replay_header(started.replay);
     if let Ok(location) = format!("/v1/runs/{}", run.id).parse() {
         headers.insert(header::LOCATION, location);

@@ -296,3 +296,34 @@ async fn a_drained_process_hands_over_and_leaves_in_time() -> Result<()> {
     ensure!(ended["result"]["text"] == "one\ntwo\n", "{ended}");
     world.finish().await
 }
+
+#[tokio::test]
+async fn an_abandoned_sandbox_has_no_say_any_more() -> Result<()> {
+    let world = World::start().await?;
+    world.agent("frozen", &["/bin/sh", "-c", "echo before; sleep 1000"], json!({})).await?;
+    let run = world.run("frozen", &json!("x")).await?;
+    printing(&world, &run, 0).await?;
+    // The host is cut off from everybody: its worker is away, its supervisor does not move, and nobody has seen it for a while.
+    let frozen = supervisors(&world.state);
+    for pid in &frozen {
+        rustix::process::kill_process(rustix::process::Pid::from_raw(*pid).context("pid")?, rustix::process::Signal::STOP)?;
+    }
+    world.kill("all")?;
+    world.spawn("api", &["api"])?;
+    world.spawn("worker", &["worker", "--roles", "clock,transcript,deliver"])?;
+    world.spawn_with("admission", &["worker", "--roles", "provision"], &[("TOWPATH_SUPERVISOR", "")])?;
+    world.ready().await?;
+    sqlx::query("update sandbox set observed = 'unknown'").execute(&world.db).await?;
+    let (status, answer) = world.call(Method::POST, &format!("/v1/runs/{run}/abandon"), None).await?;
+    ensure!(status.is_success(), "{status} {answer}");
+    let ended = world.ended(&run).await?;
+    ensure!(ended["state"] == "failed" && ended["reason"] == "sandbox_lost" && ended["transcript"]["state"] == "gap", "{ended}");
+    // It comes back, and finds itself fenced.
+    for pid in &frozen {
+        rustix::process::kill_process(rustix::process::Pid::from_raw(*pid).context("pid")?, rustix::process::Signal::CONT)?;
+    }
+    wait_for("the fenced supervisor to leave", SOON, async || supervisors(&world.state).is_empty().then_some(())).await?;
+    let after = world.get(&format!("/v1/runs/{run}")).await?;
+    ensure!(after["revision"] == ended["revision"] && after["result"] == ended["result"], "{after}");
+    world.finish().await
+}

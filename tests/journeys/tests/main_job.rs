@@ -8,6 +8,7 @@ use serde_json::json;
 use towpath_journeys::{Receiver, SOON, World};
 use stage::wait_for;
 
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const SECRET: &str = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3";
 
 /// A small source tree as a zip archive, made by the zip module of the Python that agents use too.
@@ -33,12 +34,18 @@ async fn a_message_becomes_a_run_that_is_steered_and_whose_result_comes_back() -
     let receiver = Receiver::start(&["200 OK"]).await?;
     let (status, file) = world.upload("tree.tar.gz", archive()?).await?;
     ensure!(status == StatusCode::CREATED, "{file}");
-    let run = world
-        .start_run(json!({
+    let request = world
+        .client
+        .post(format!("{}/v1/runs", world.url))
+        .bearer_auth(&world.token)
+        .header("traceparent", format!("00-{TRACE}-00f067aa0ba902b7-01"))
+        .json(&json!({
             "agent": "surveyor", "prompt": "count the code", "files": [file["id"]], "labels": { "why": "test" },
             "deliver": [{ "webhook": { "url": receiver.url, "secret": SECRET } }],
-        }))
-        .await?;
+        }));
+    let accepted: serde_json::Value = request.send().await?.error_for_status()?.json().await?;
+    let run = accepted["id"].as_str().context("id")?.to_owned();
+    ensure!(accepted["state"] == "queued" && accepted["waiting_for"] == "place" && accepted["deliveries"] == 1 && accepted["labels"]["why"] == "test", "{accepted}");
     world.until(&run, SOON, |value| value["startup"].as_array().is_some_and(|steps| steps.iter().any(|step| step["step"] == "started"))).await?;
     let (status, steer) = world.steer(&run, "also list the ten largest files").await?;
     ensure!(status == StatusCode::CREATED, "{steer}");
@@ -71,6 +78,7 @@ async fn a_message_becomes_a_run_that_is_steered_and_whose_result_comes_back() -
     let timestamp: i64 = received.headers["webhook-timestamp"].parse()?;
     let expected = standardwebhooks::Webhook::new(SECRET)?.sign(id, timestamp, &received.body)?;
     ensure!(received.headers["webhook-signature"] == expected, "{:?}", received.headers);
+    ensure!(received.headers["traceparent"].starts_with(&format!("00-{TRACE}-")), "one trace from request to delivery: {:?}", received.headers);
     let body: serde_json::Value = serde_json::from_slice(&received.body)?;
     ensure!(body["type"] == "run.ended" && body["data"]["run"]["id"] == run.as_str() && body["data"]["run"]["result"]["text"] == text, "{body}");
     let deliveries = wait_for("the record of the delivery", SOON, async || {

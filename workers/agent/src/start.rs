@@ -9,7 +9,7 @@ use towpath_chassis::{
 };
 use towpath_run::{
     NewRow, TargetRow,
-    accept::{Accept, accept},
+    accept::{Accept, Accepted, accept},
 };
 use towpath_schemas::{
     ErrorCode, Problem,
@@ -43,9 +43,11 @@ pub struct Start {
 }
 
 /// The run that a request made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Started {
     pub run: RunId,
+    /// How it looks; None when the database has to tell.
+    pub shown: Accepted,
     /// An earlier request with the same key made it.
     pub replay: bool,
 }
@@ -187,9 +189,18 @@ pub async fn start_all(chassis: &Chassis, batch: Vec<Start>) -> Vec<Answer> {
 
 async fn start_once(chassis: &Chassis, batch: &[Start]) -> Result<Vec<Answer>> {
     let mut work = chassis.begin().await?;
+    // A database that hangs is as good as away: nothing was committed yet, so the answer is plain 503.
+    let prepared = tokio::time::timeout(chassis.config.limits.database_wait, prepare(&mut work, batch)).await;
+    let answers = prepared.map_err(|_| Error::Database(sqlx::Error::PoolTimedOut))??;
+    work.commit().await?;
+    Ok(answers)
+}
+
+/// Everything of a batch but its commit.
+async fn prepare(work: &mut Work, batch: &[Start]) -> Result<Vec<Answer>> {
     let mut answers: Vec<Option<Answer>> = vec![None; batch.len()];
-    claim_keys(&mut work, batch, &mut answers).await?;
-    let accepts = resolve(&mut work, batch, &mut answers).await?;
+    claim_keys(work, batch, &mut answers).await?;
+    let accepts = resolve(work, batch, &mut answers).await?;
     let sessions: Vec<towpath_session::NewRow> = accepts
         .iter()
         .filter(|(index, _)| batch[**index].request.session.is_none())
@@ -201,12 +212,12 @@ async fn start_once(chassis: &Chassis, batch: &[Start]) -> Result<Vec<Answer>> {
             principal: accept.row.principal,
         })
         .collect();
-    towpath_session::open(&mut work, &sessions).await?;
+    towpath_session::open(work, &sessions).await?;
     let mut order: Vec<&usize> = accepts.keys().collect();
     order.sort_unstable();
     let rows: Vec<&Accept> = order.iter().map(|index| &accepts[*index]).collect();
-    for (index, outcome) in order.iter().zip(accept(&mut work, &rows).await?) {
-        answers[**index] = Some(outcome.map(|()| Started { run: batch[**index].run, replay: false }));
+    for (index, outcome) in order.iter().zip(accept(work, &rows).await?) {
+        answers[**index] = Some(outcome.map(|shown| Started { run: batch[**index].run, shown, replay: false }));
     }
     let refused: Vec<_> = batch
         .iter()
@@ -215,7 +226,6 @@ async fn start_once(chassis: &Chassis, batch: &[Start]) -> Result<Vec<Answer>> {
         .map(|(start, _)| start.run.uuid())
         .collect();
     idempotency::forget(work.db(), ROUTE, &refused).await?;
-    work.commit().await?;
     Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(Problem::new(ErrorCode::Internal, "the request was not answered")))).collect())
 }
 
@@ -232,7 +242,7 @@ async fn claim_keys(work: &mut Work, batch: &[Start], answers: &mut [Option<Answ
         answers[index] = match &claimed {
             Claimed::New => None,
             // Our own row: the first COMMIT of this batch went through after all.
-            Claimed::Replay(thing) => Some(Ok(Started { run: (*thing).into(), replay: *thing != batch[index].run.uuid() })),
+            Claimed::Replay(thing) => Some(Ok(Started { run: (*thing).into(), shown: None, replay: *thing != batch[index].run.uuid() })),
             Claimed::Mismatch => claimed.refuse_mismatch().map(Err),
         };
     }

@@ -49,7 +49,10 @@ impl Work {
     pub async fn commit(mut self) -> Result<()> {
         let rows = outbox::insert(&mut self.transaction, self.commands.drain(), telemetry::traceparent()).await?;
         kill::point("commit").await;
-        self.transaction.commit().await.map_err(outcome)?;
+        match tokio::time::timeout(self.chassis.config.limits.database_wait, self.transaction.commit()).await {
+            Ok(result) => result.map_err(outcome)?,
+            Err(_) => return Err(Error::OutcomeUnknown(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))),
+        }
         kill::point("committed").await;
         self.chassis.publisher.publish(rows);
         for (subject, kind) in self.events {

@@ -186,9 +186,17 @@ pub struct Output {
     pub object_key: Option<String>,
 }
 
+/// Content that was put for an output.
+#[derive(Debug, Clone, Copy)]
+pub struct Content<'a> {
+    pub size: u64,
+    pub sha256: &'a [u8],
+    pub object_key: &'a str,
+}
+
 /// Records an output that is in the store, in place of an older one of that name.
-pub async fn output_stored(work: &mut Work, tenant: TenantId, run: RunId, epoch: i32, name: &str, size: u64, sha256: &[u8], object_key: &str) -> Result<()> {
-    object_live(work, object_key, size).await?;
+pub async fn output_stored(work: &mut Work, tenant: TenantId, run: RunId, epoch: i32, name: &str, content: Content<'_>) -> Result<()> {
+    object_live(work, content.object_key, content.size).await?;
     sqlx::query!(
         "insert into output (run_id, name, tenant_id, epoch, size, sha256, object_key, status) values ($1, $2, $3, $4, $5, $6, $7, 'stored')
          on conflict (run_id, name) do update set epoch = excluded.epoch, size = excluded.size, sha256 = excluded.sha256,
@@ -197,9 +205,9 @@ pub async fn output_stored(work: &mut Work, tenant: TenantId, run: RunId, epoch:
         name,
         tenant.uuid(),
         epoch,
-        size as i64,
-        sha256,
-        object_key
+        content.size as i64,
+        content.sha256,
+        content.object_key
     )
     .execute(work.db())
     .await?;

@@ -1,12 +1,14 @@
 //! Accepting runs and steers, and what people ask of them.
 
+use chrono::{DateTime, Utc};
 use towpath_chassis::{
     Chassis, Error, Result, Work,
     idempotency::{self, Claim, Claimed, Key},
 };
 use towpath_schemas::{
     ErrorCode, Problem,
-    body::RunState,
+    agent::Mode,
+    body::{Run, RunState, Transcript},
     event,
     guest::{SteerEnd, SteerState},
     id::{FileId, PrincipalId, RunId, SteerId, TenantId},
@@ -29,11 +31,14 @@ pub struct Accept {
     pub files: Vec<FileId>,
 }
 
-/// Writes runs; for each whether it was, or what stands in its way. The caller has written their sessions.
-pub async fn accept(work: &mut Work, accepts: &[&Accept]) -> Result<Vec<std::result::Result<(), Problem>>> {
+/// A run that was accepted, as it looks at that moment; None when a look at the database has to tell.
+pub type Accepted = Option<Box<Run>>;
+
+/// Writes runs; for each how it looks, or what stands in its way. The caller has written their sessions.
+pub async fn accept(work: &mut Work, accepts: &[&Accept]) -> Result<Vec<std::result::Result<Accepted, Problem>>> {
     let rows: Vec<NewRow> = accepts.iter().map(|accept| accept.row.clone()).collect();
     let inserted = table::insert(work, &rows).await?;
-    let written: Vec<&&Accept> = accepts.iter().filter(|accept| inserted.contains(&accept.row.id)).collect();
+    let written: Vec<&&Accept> = accepts.iter().filter(|accept| inserted.contains_key(&accept.row.id)).collect();
     let entries: Vec<Entry> = written
         .iter()
         .map(|accept| Entry {
@@ -65,15 +70,53 @@ pub async fn accept(work: &mut Work, accepts: &[&Accept]) -> Result<Vec<std::res
     }
     let mut answers = Vec::with_capacity(accepts.len());
     for accept in accepts {
-        answers.push(if inserted.contains(&accept.row.id) { Ok(()) } else { why_not(work, accept).await? });
+        answers.push(match inserted.get(&accept.row.id) {
+            Some(created_at) => Ok(shown(accept, *created_at)),
+            None => why_not(work, accept).await?,
+        });
     }
     Ok(answers)
 }
 
+/// What was just written, without reading it back: this is the answer to most requests. Names of files are only in the database.
+fn shown(accept: &Accept, created_at: DateTime<Utc>) -> Accepted {
+    if !accept.files.is_empty() {
+        return None;
+    }
+    let row = &accept.row;
+    Some(Box::new(Run {
+        id: row.id,
+        session: row.session,
+        agent: row.agent_name.clone(),
+        agent_version: row.agent_version,
+        principal: row.principal,
+        mode: Mode::OneShot,
+        state: RunState::Queued,
+        wanted: None,
+        reason: None,
+        message: None,
+        prompt: Some(row.prompt.clone()),
+        labels: serde_json::from_value(row.labels.clone()).unwrap_or_default(),
+        priority: row.priority,
+        files: Some(Vec::new()),
+        result: None,
+        exit: None,
+        epoch: 0,
+        revision: 1,
+        startup: Vec::new(),
+        waiting_for: Some("place".to_owned()),
+        transcript: Transcript { state: "live".to_owned(), bytes: 0, missing: Some(0) },
+        created_at,
+        started_at: None,
+        ended_at: None,
+        deliveries: accept.targets.len() as i64,
+    }))
+}
+
 /// A run was left out: it is there already (its first COMMIT went through after all), or its session is busy.
-async fn why_not(work: &mut Work, accept: &Accept) -> Result<std::result::Result<(), Problem>> {
+async fn why_not(work: &mut Work, accept: &Accept) -> Result<std::result::Result<Accepted, Problem>> {
     if !table::existing(work.db(), &[accept.row.id]).await?.is_empty() {
-        return Ok(Ok(()));
+        return Ok(Ok(None));
     }
     let busy = Problem::new(ErrorCode::SessionBusy, format!("{} has a live run", accept.row.session));
     Ok(Err(match table::live_run(work.db(), accept.row.session).await? {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use towpath_chassis::{Error, Result, Work, timer};
+use towpath_chassis::{Error, Result, Work, telemetry, timer};
 use towpath_schemas::{
     ErrorCode,
     event,
@@ -81,6 +81,7 @@ pub async fn apply(work: &mut Work, happenings: &[Happening]) -> Result<Vec<Appl
                     run.machine = *next;
                     run.revision += 1;
                     entries.push(entry(&before, run, happening));
+                    trace(&before, run, happening);
                 }
                 effects.extend(follow.into_iter().map(|effect| (before.clone(), run.clone(), effect)));
                 applied.push(Applied::Moved(Box::new(run.clone())));
@@ -97,6 +98,12 @@ pub async fn apply(work: &mut Work, happenings: &[Happening]) -> Result<Vec<Appl
     }
     perform(work, effects).await?;
     Ok(applied)
+}
+
+/// One span for each move, in the trace of the request that made the run.
+fn trace(before: &Locked, after: &Locked, happening: &Happening) {
+    let span = telemetry::span_from(happening.on.word(), after.traceparent.as_deref());
+    span.in_scope(|| tracing::debug!(run = %after.id, from = %before.machine.state, to = %after.machine.state, actor = happening.actor, "moved"));
 }
 
 fn entry(before: &Locked, after: &Locked, happening: &Happening) -> Entry {

@@ -1,6 +1,7 @@
 //! What supervisors report, applied under epoch and incarnation (FENCED). Each report may come any number of times.
 
 use towpath_chassis::{Chassis, Result, Work, secret};
+use towpath_file::Content;
 use towpath_schemas::{
     body::RunState,
     event,
@@ -50,7 +51,7 @@ pub async fn hello(chassis: &Chassis, hello: &Hello) -> Result<Greeting> {
         Some(bound) if *bound != hello.incarnation => return Ok(Greeting::Fenced("another supervisor has this epoch")),
         Some(_) if !knows_key => return Ok(Greeting::Fenced("wrong key")),
         None if !knows_token => return Ok(Greeting::Fenced("wrong token")),
-        None if credential.unwanted => return Ok(Greeting::Fenced("the sandbox is not wanted any more")),
+        Some(_) | None if credential.unwanted => return Ok(Greeting::Fenced("the sandbox is not wanted any more")),
         Some(_) | None => {}
     }
     let mut work = chassis.begin().await?;
@@ -86,7 +87,12 @@ fn stop_of(run: &Locked) -> Option<Stop> {
 /// The run's row under its lock, if the reporter's word still counts.
 async fn heard(work: &mut Work, reporter: &Reporter) -> Result<Option<Locked>> {
     let run = table::lock(work.db(), &[reporter.run]).await?.pop();
-    Ok(run.filter(|run| run.machine.epoch == reporter.epoch && run.machine.incarnation.as_deref() == Some(&reporter.incarnation)))
+    let bound = run.filter(|run| run.machine.epoch == reporter.epoch && run.machine.incarnation.as_deref() == Some(&reporter.incarnation));
+    // A sandbox that was given up as lost has the same epoch and incarnation still, and no say any more.
+    match bound {
+        Some(run) if towpath_sandbox::is_wanted(work, run.id, reporter.epoch).await? => Ok(Some(run)),
+        Some(_) | None => Ok(None),
+    }
 }
 
 /// A step of the start.
@@ -134,7 +140,7 @@ fn clean(text: &str, most: usize) -> String {
 
 /// An output that is in the store, or why it is not.
 pub enum OutputReport<'a> {
-    Stored { name: &'a str, size: u64, sha256: &'a [u8], object_key: &'a str },
+    Stored { name: &'a str, content: Content<'a> },
     Unavailable { name: &'a str, size: u64, reason: &'a str },
 }
 
@@ -143,8 +149,8 @@ pub async fn output(chassis: &Chassis, reporter: &Reporter, report: OutputReport
     let mut work = chassis.begin().await?;
     let Some(run) = heard(&mut work, reporter).await? else { return Ok(false) };
     match report {
-        OutputReport::Stored { name, size, sha256, object_key } => {
-            towpath_file::output_stored(&mut work, run.tenant, run.id, reporter.epoch, name, size, sha256, object_key).await?;
+        OutputReport::Stored { name, content } => {
+            towpath_file::output_stored(&mut work, run.tenant, run.id, reporter.epoch, name, content).await?;
         }
         OutputReport::Unavailable { name, size, reason } => {
             towpath_file::output_unavailable(&mut work, run.tenant, run.id, reporter.epoch, name, size, &clean(reason, 256)).await?;

@@ -1,7 +1,8 @@
 //! All SQL of `run`, `run_history`, `run_step`, `run_result` and `run_target` that changes or locks rows. Reading for people is in `view.rs`, admission in `admission/table.rs`.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
+use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use towpath_chassis::{Error, Result, Work};
 use towpath_schemas::{
@@ -44,7 +45,7 @@ pub async fn lock(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<Locked>> 
     .await?;
     rows.into_iter()
         .map(|row| {
-            let exited = row.exited.then(|| Exited {
+            let exited = row.exited.then_some(Exited {
                 exit: Exit { code: row.exit_code, signal: row.exit_signal, oom: row.exit_oom },
                 reason: row.exit_reason,
                 message: row.exit_message,
@@ -202,8 +203,8 @@ pub struct NewRow {
     pub traceparent: Option<String>,
 }
 
-/// Inserts runs; the ones that were. One is left out when its session has a live run.
-pub(crate) async fn insert(work: &mut Work, rows: &[NewRow]) -> Result<Vec<RunId>> {
+/// Inserts runs; the ones that were, and when. One is left out when its session has a live run.
+pub(crate) async fn insert(work: &mut Work, rows: &[NewRow]) -> Result<HashMap<RunId, DateTime<Utc>>> {
     let uuids = |f: &dyn Fn(&NewRow) -> Uuid| -> Vec<Uuid> { rows.iter().map(f).collect() };
     let text = |f: &dyn Fn(&NewRow) -> String| -> Vec<String> { rows.iter().map(f).collect() };
     let numbers = |f: &dyn Fn(&NewRow) -> i32| -> Vec<i32> { rows.iter().map(f).collect() };
@@ -211,7 +212,7 @@ pub(crate) async fn insert(work: &mut Work, rows: &[NewRow]) -> Result<Vec<RunId
     let labels: Vec<serde_json::Value> = rows.iter().map(|row| row.labels.clone()).collect();
     let sandboxes: Vec<serde_json::Value> = rows.iter().map(|row| row.sandbox.clone()).collect();
     let traces: Vec<Option<String>> = rows.iter().map(|row| row.traceparent.clone()).collect();
-    let inserted = sqlx::query_scalar!(
+    let inserted = sqlx::query!(
         r#"insert into run (id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s,
                             traceparent, state, waiting_for, revision)
            select id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s,
@@ -220,7 +221,7 @@ pub(crate) async fn insert(work: &mut Work, rows: &[NewRow]) -> Result<Vec<RunId
                        $13::jsonb[], $14::int[], $15::int[], $16::text[])
                as t (id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s, traceparent)
            order by session_id
-           on conflict do nothing returning id"#,
+           on conflict do nothing returning id, created_at"#,
         &uuids(&|row| row.id.uuid()),
         &uuids(&|row| row.tenant.uuid()),
         &uuids(&|row| row.session.uuid()),
@@ -240,7 +241,7 @@ pub(crate) async fn insert(work: &mut Work, rows: &[NewRow]) -> Result<Vec<RunId
     )
     .fetch_all(work.db())
     .await?;
-    Ok(inserted.into_iter().map(RunId).collect())
+    Ok(inserted.into_iter().map(|row| (row.id.into(), row.created_at)).collect())
 }
 
 /// The live run of a session.

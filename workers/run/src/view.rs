@@ -252,8 +252,9 @@ pub(crate) async fn standings(db: &PgPool, connected: &[(RunId, i32)]) -> Result
     let (runs, epochs): (Vec<Uuid>, Vec<i32>) = connected.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
     let rows = sqlx::query!(
         r#"select run.id as "id!", live.epoch as "live_epoch!", run.epoch as "epoch!", run.active as "active!", run.wanted, run.reason, run.grace_s as "grace_s!", run.state as "state!",
-                  coalesce(transcript.state = 'closed', false) as "closed!"
+                  coalesce(transcript.state = 'closed', false) as "closed!", sandbox.unwanted as "unwanted!"
            from unnest($1::uuid[], $2::int[]) as live (run, epoch) join run on run.id = live.run
+                join sandbox on sandbox.run_id = live.run and sandbox.epoch = live.epoch
                 left join transcript on transcript.run_id = live.run and transcript.epoch = live.epoch"#,
         &runs,
         &epochs
@@ -264,7 +265,6 @@ pub(crate) async fn standings(db: &PgPool, connected: &[(RunId, i32)]) -> Result
         .map(|row| {
             let current = row.epoch == row.live_epoch;
             let executing = matches!(word(&row.state)?, RunState::Starting | RunState::Running | RunState::Stopping);
-            let lost = current && !row.active && matches!(word(&row.state)?, RunState::Queued);
             let stop = row.wanted.filter(|_| current && row.active).map(|wanted| crate::report::Stop {
                 grace_s: u32::try_from(row.grace_s).unwrap_or(0),
                 reason: row.reason.clone().unwrap_or(wanted),
@@ -272,7 +272,7 @@ pub(crate) async fn standings(db: &PgPool, connected: &[(RunId, i32)]) -> Result
             Ok(crate::report::Standing {
                 run: row.id.into(),
                 epoch: row.live_epoch,
-                fenced: !current || lost,
+                fenced: !current || row.unwanted,
                 stop,
                 release: current && row.closed && !executing,
             })

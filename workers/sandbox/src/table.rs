@@ -238,3 +238,9 @@ pub async fn abandon(work: &mut Work, run: RunId, epoch: i32) -> Result<()> {
         .await?;
     Ok(())
 }
+
+/// Does anybody still count on this sandbox?
+pub async fn is_wanted(work: &mut Work, run: RunId, epoch: i32) -> Result<bool> {
+    let unwanted = sqlx::query_scalar!("select unwanted from sandbox where run_id = $1 and epoch = $2", run.uuid(), epoch).fetch_optional(work.db()).await?;
+    Ok(unwanted == Some(false))
+}

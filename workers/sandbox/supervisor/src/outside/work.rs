@@ -95,10 +95,11 @@ impl Work<'_> {
         if let Ok(before) = &before {
             output::collect(self.desk, before, order.output_bytes).await;
         }
-        self.append_end(&EndRecord { exit: outcome.exit, bytes: self.desk.printed(), steers }).await;
         self.remove(&[self.folder.control(), self.folder.etc(), self.folder.steers()]);
         let linger = async {
+            // The run settles when the end record is sealed, so everything else of the end is committed before the record exists.
             self.desk.all_answered().await;
+            self.append_end(&EndRecord { exit: outcome.exit, bytes: self.desk.printed(), steers }).await;
             self.desk.report(FromGuest::Done);
             self.desk.released().await;
         };
