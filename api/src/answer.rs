@@ -66,7 +66,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, _: &S) -> Answer<Self> {
-        let media_type = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_ascii_lowercase();
+        let media_type =
+            request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_ascii_lowercase();
         let bytes = read(request.into_body().into_data_stream(), BODY_BYTES).await?;
         if !media_type.starts_with("application/json") {
             return Err(Error::refused(ErrorCode::UnsupportedMediaType, format!("the body came as `{media_type}`")).into());

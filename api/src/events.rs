@@ -41,22 +41,38 @@ impl Place {
     }
 
     pub fn parse(run: RunId, text: &str) -> Result<Self> {
-        let refuse = || Error::refused(ErrorCode::BadRequest, format!("Last-Event-ID: `{}` is no id of this run's events", text.chars().take(120).collect::<String>()));
+        let refuse = || {
+            Error::refused(
+                ErrorCode::BadRequest,
+                format!("Last-Event-ID: `{}` is no id of this run's events", text.chars().take(120).collect::<String>()),
+            )
+        };
         let mut parts = text.split('.');
         let same_run = parts.next().and_then(|part| part.parse::<RunId>().ok()) == Some(run);
         let revision = parts.next().and_then(|part| part.parse::<i64>().ok());
         let epoch = parts.next().and_then(|part| part.parse::<i32>().ok());
         let seq = parts.next().and_then(|part| part.parse::<i64>().ok());
         match (same_run, revision, epoch, seq, parts.next()) {
-            (true, Some(revision @ 0..), Some(epoch @ 0..), Some(seq @ 0..), None) => Ok(Self { revision, frame: Cursor { epoch, seq: seq as u64 } }),
+            (true, Some(revision @ 0..), Some(epoch @ 0..), Some(seq @ 0..), None) => {
+                Ok(Self { revision, frame: Cursor { epoch, seq: seq as u64 } })
+            }
             _ => Err(refuse()),
         }
     }
 }
 
 /// Follows a run from a place to its end.
-pub async fn follow(chassis: &Chassis, tenant: TenantId, run: RunId, from: Place) -> Result<impl Stream<Item = std::result::Result<Event, Infallible>> + use<>> {
-    let events = chassis.nats.subscribe(subject::event_run(tenant, run)).await.map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() })?;
+pub async fn follow(
+    chassis: &Chassis,
+    tenant: TenantId,
+    run: RunId,
+    from: Place,
+) -> Result<impl Stream<Item = std::result::Result<Event, Infallible>> + use<>> {
+    let events = chassis
+        .nats
+        .subscribe(subject::event_run(tenant, run))
+        .await
+        .map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() })?;
     let (sender, receiver) = mpsc::channel(AHEAD);
     let follower = Follower { chassis: chassis.clone(), tenant, run, at: from, sender: sender.clone(), ended_at: None, closed: false };
     let stop = chassis.tasks.stopping();
@@ -111,7 +127,11 @@ impl Follower {
     }
 
     async fn send(&self, kind: &str, data: &impl serde::Serialize) -> Result<()> {
-        let event = Event::default().event(kind).id(self.at.id(self.run)).json_data(data).map_err(|error| Error::broken(format!("event: {error}")))?;
+        let event = Event::default()
+            .event(kind)
+            .id(self.at.id(self.run))
+            .json_data(data)
+            .map_err(|error| Error::broken(format!("event: {error}")))?;
         self.sender.send(event).await.map_err(|_| Error::broken("the listener has gone away"))
     }
 
@@ -155,7 +175,11 @@ impl Follower {
         if !frame.kind.is_output() {
             return Ok(());
         }
-        self.send("output", &OutputEvent { epoch, seq: frame.seq, stream: frame.kind.name().to_owned(), b64: STANDARD.encode(&frame.payload) }).await
+        self.send(
+            "output",
+            &OutputEvent { epoch, seq: frame.seq, stream: frame.kind.name().to_owned(), b64: STANDARD.encode(&frame.payload) },
+        )
+        .await
     }
 
     async fn end(&self) -> Result<()> {

@@ -10,5 +10,8 @@ fn the_checked_in_openapi_description_is_what_the_handlers_make() {
         std::fs::write(&path, &made).expect("write");
     }
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(kept == made, "schemas/openapi.json is not what the handlers make; run the tests once with TOWPATH_BLESS=1 and look at the difference");
+    assert!(
+        kept == made,
+        "schemas/openapi.json is not what the handlers make; run the tests once with TOWPATH_BLESS=1 and look at the difference"
+    );
 }

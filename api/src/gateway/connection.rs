@@ -173,7 +173,10 @@ impl Connection {
     }
 
     async fn send(&mut self, message: Message) -> Result<()> {
-        self.outbound.send(message).await.map_err(|_| Error::Nats { doing: "write to the sandbox", detail: "the connection is closed".to_owned() })
+        self.outbound
+            .send(message)
+            .await
+            .map_err(|_| Error::Nats { doing: "write to the sandbox", detail: "the connection is closed".to_owned() })
     }
 
     async fn tell(&mut self, message: &ToGuest) -> Result<()> {

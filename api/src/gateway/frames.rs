@@ -41,7 +41,10 @@ impl Frames {
         let frames = Frame::decode_all(message).map_err(|error| Error::broken(format!("frames from the sandbox: {error}")))?;
         for frame in frames {
             if i64::from(frame.epoch) != i64::from(self.reporter.epoch) || frame.seq == 0 || frame.seq > i64::MAX as u64 {
-                return Err(Error::broken(format!("a frame of epoch {} and sequence {} from epoch {}", frame.epoch, frame.seq, self.reporter.epoch)));
+                return Err(Error::broken(format!(
+                    "a frame of epoch {} and sequence {} from epoch {}",
+                    frame.epoch, frame.seq, self.reporter.epoch
+                )));
             }
             let subject = subject::output(self.reporter.tenant, self.reporter.run, self.reporter.epoch, frame.seq);
             let published = self.chassis.jetstream.publish(subject, frame.encode().into()).await;

@@ -160,5 +160,8 @@ impl Gateway {
 
 /// `GET /sandbox`: one WebSocket for each sandbox; its first message proves who speaks.
 pub async fn connect(State(api): State<Api>, upgrade: WebSocketUpgrade) -> Response {
-    upgrade.max_message_size(GUEST_MESSAGE_BYTES).max_frame_size(GUEST_MESSAGE_BYTES).on_upgrade(move |socket| connection::run(api.gateway, socket))
+    upgrade
+        .max_message_size(GUEST_MESSAGE_BYTES)
+        .max_frame_size(GUEST_MESSAGE_BYTES)
+        .on_upgrade(move |socket| connection::run(api.gateway, socket))
 }

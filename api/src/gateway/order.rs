@@ -33,7 +33,8 @@ pub(super) async fn start(chassis: &Chassis, reporter: &Reporter) -> Result<Star
 
 /// The run's open steers that its supervisor may not have yet, in order and with their files.
 pub(super) async fn steers(chassis: &Chassis, reporter: &Reporter) -> Result<Vec<SteerOrder>> {
-    let mut steers: Vec<SteerOrder> = towpath_steer::to_send(&chassis.db, &[(reporter.run, reporter.epoch)]).await?.into_iter().map(|(_, steer)| steer).collect();
+    let mut steers: Vec<SteerOrder> =
+        towpath_steer::to_send(&chassis.db, &[(reporter.run, reporter.epoch)]).await?.into_iter().map(|(_, steer)| steer).collect();
     if steers.is_empty() {
         return Ok(steers);
     }

@@ -85,7 +85,10 @@ impl Uploads {
 fn check_name(name: &str) -> Result<()> {
     let bad_part = |part: &str| part.is_empty() || part == "." || part == "..";
     if name.is_empty() || name.len() > NAME_BYTES || name.contains(['\0', '\\']) || name.split('/').any(bad_part) {
-        return Err(Error::refused(ErrorCode::Unprocessable, "an output's name is a relative path without `.`, `..`, backslashes and U+0000"));
+        return Err(Error::refused(
+            ErrorCode::Unprocessable,
+            "an output's name is a relative path without `.`, `..`, backslashes and U+0000",
+        ));
     }
     Ok(())
 }
@@ -104,7 +107,14 @@ pub(super) async fn keep(chassis: &Chassis, reporter: &Reporter, whole: Whole) -
 }
 
 /// A piece of an input file as a binary message, or why not.
-pub(super) async fn read(chassis: &Chassis, reporter: &Reporter, request: u64, file: FileId, offset: u64, length: u32) -> std::result::Result<Vec<u8>, ToGuest> {
+pub(super) async fn read(
+    chassis: &Chassis,
+    reporter: &Reporter,
+    request: u64,
+    file: FileId,
+    offset: u64,
+    length: u32,
+) -> std::result::Result<Vec<u8>, ToGuest> {
     match towpath_file::read_piece(chassis, reporter.tenant, reporter.run, file, offset, length).await {
         Ok(bytes) => {
             let mut message = Vec::with_capacity(9 + bytes.len());

@@ -21,7 +21,12 @@ use crate::{
 };
 
 pub fn routes() -> OpenApiRouter<Api> {
-    OpenApiRouter::new().routes(routes!(put, get, delete)).routes(routes!(list)).routes(routes!(versions)).routes(routes!(pause)).routes(routes!(resume))
+    OpenApiRouter::new()
+        .routes(routes!(put, get, delete))
+        .routes(routes!(list))
+        .routes(routes!(versions))
+        .routes(routes!(pause))
+        .routes(routes!(resume))
 }
 
 fn etag(version: i32) -> HeaderMap {
@@ -44,9 +49,17 @@ fn if_match(headers: &HeaderMap) -> Answer<Option<i32>> {
 
 /// Stores a definition: a new version unless it equals the newest.
 #[utoipa::path(put, path = "/v1/agents/{name}", request_body = AgentDefinition, responses((status = 200, body = Agent), (status = 201, body = Agent), (status = 422, body = Problem)))]
-async fn put(State(api): State<Api>, Admin(caller): Admin, Path(name): Path<String>, headers: HeaderMap, body: Body<AgentDefinition>) -> Answer<(StatusCode, HeaderMap, Json<Agent>)> {
+async fn put(
+    State(api): State<Api>,
+    Admin(caller): Admin,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    body: Body<AgentDefinition>,
+) -> Answer<(StatusCode, HeaderMap, Json<Agent>)> {
     if body.value.name != name {
-        return Err(Error::refused(ErrorCode::Unprocessable, format!("name: the path says `{name}`, the body `{}`", body.value.name)).into());
+        return Err(
+            Error::refused(ErrorCode::Unprocessable, format!("name: the path says `{name}`, the body `{}`", body.value.name)).into()
+        );
     }
     let (agent, created) = towpath_agent::put(&api.chassis, caller.tenant, caller.principal, &body.value, if_match(&headers)?).await?;
     let status = if created { StatusCode::CREATED } else { StatusCode::OK };
@@ -60,7 +73,12 @@ struct Version {
 
 /// One agent, its newest version or `?version=`.
 #[utoipa::path(get, path = "/v1/agents/{name}", responses((status = 200, body = Agent), (status = 404, body = Problem)))]
-async fn get(State(api): State<Api>, Runs(caller): Runs, Path(name): Path<String>, Query(query): Query<Version>) -> Answer<(HeaderMap, Json<Agent>)> {
+async fn get(
+    State(api): State<Api>,
+    Runs(caller): Runs,
+    Path(name): Path<String>,
+    Query(query): Query<Version>,
+) -> Answer<(HeaderMap, Json<Agent>)> {
     let agent = towpath_agent::get(&api.chassis.db, caller.tenant, &name, query.version).await?;
     Ok((etag(agent.version), Json(agent)))
 }

@@ -41,7 +41,13 @@ struct Named {
 
 /// Keeps a file: the raw bytes as body, `?name=` and `?media_type=` beside.
 #[utoipa::path(post, path = "/v1/files", responses((status = 201, body = FileRef), (status = 413, body = Problem)))]
-async fn upload(State(api): State<Api>, Runs(caller): Runs, Query(query): Query<Named>, headers: HeaderMap, body: HttpBody) -> Answer<(StatusCode, Json<FileRef>)> {
+async fn upload(
+    State(api): State<Api>,
+    Runs(caller): Runs,
+    Query(query): Query<Named>,
+    headers: HeaderMap,
+    body: HttpBody,
+) -> Answer<(StatusCode, Json<FileRef>)> {
     let name = query.name.unwrap_or_else(|| "file".to_owned());
     let from_header = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let media_type = query.media_type.or(from_header).unwrap_or_else(|| "application/octet-stream".to_owned());
@@ -73,7 +79,10 @@ async fn download(State(api): State<Api>, Runs(caller): Runs, Path(id): Path<Fil
 async fn outputs(State(api): State<Api>, Runs(caller): Runs, Path(run): Path<RunId>) -> Answer<Json<Page<Output>>> {
     view::state(&api.chassis.db, caller.tenant, run).await?;
     let outputs = towpath_file::outputs(&api.chassis.db, caller.tenant, run).await?;
-    let items = outputs.into_iter().map(|one| Output { name: one.name, size: one.size, sha256: one.sha256, status: one.status, reason: one.reason }).collect();
+    let items = outputs
+        .into_iter()
+        .map(|one| Output { name: one.name, size: one.size, sha256: one.sha256, status: one.status, reason: one.reason })
+        .collect();
     Ok(Json(Page { items, cursor: None }))
 }
 
@@ -83,7 +92,9 @@ async fn output(State(api): State<Api>, Runs(caller): Runs, Path((run, name)): P
     let outputs = towpath_file::outputs(&api.chassis.db, caller.tenant, run).await?;
     let missing = || Error::refused(ErrorCode::NotFound, format!("{run} has no output `{name}`"));
     let output = outputs.into_iter().find(|output| output.name == name).ok_or_else(missing)?;
-    let object_key = output.object_key.ok_or_else(|| Error::refused(ErrorCode::NotFound, format!("`{name}` was not kept: {}", output.reason.unwrap_or_default())))?;
+    let object_key = output
+        .object_key
+        .ok_or_else(|| Error::refused(ErrorCode::NotFound, format!("`{name}` was not kept: {}", output.reason.unwrap_or_default())))?;
     Ok(content(&api.chassis, object_key, output.size, &output.name))
 }
 

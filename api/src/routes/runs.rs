@@ -28,13 +28,23 @@ use crate::{
 };
 
 pub fn routes() -> OpenApiRouter<Api> {
-    OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(get)).routes(routes!(history)).routes(routes!(cancel)).routes(routes!(abandon))
+    OpenApiRouter::new()
+        .routes(routes!(create, list))
+        .routes(routes!(get))
+        .routes(routes!(history))
+        .routes(routes!(cancel))
+        .routes(routes!(abandon))
 }
 
 /// Accepts a run: 201 once it is committed.
 #[utoipa::path(post, path = "/v1/runs", request_body = NewRun,
     responses((status = 201, body = Run), (status = 404, body = Problem), (status = 409, body = Problem), (status = 422, body = Problem), (status = 503, body = Problem)))]
-async fn create(State(api): State<Api>, Runs(caller): Runs, key: IdempotencyKey, body: Body<NewRun>) -> Answer<(StatusCode, HeaderMap, Json<Run>)> {
+async fn create(
+    State(api): State<Api>,
+    Runs(caller): Runs,
+    key: IdempotencyKey,
+    body: Body<NewRun>,
+) -> Answer<(StatusCode, HeaderMap, Json<Run>)> {
     let key = key.with_body(body.sha256)?;
     let start = Start::new(&api.chassis, caller.tenant, caller.principal, body.value, key, telemetry::traceparent())?;
     let started = api.starts.start(start).await?;
@@ -64,7 +74,14 @@ struct Filter {
 async fn list(State(api): State<Api>, Runs(caller): Runs, Query(query): Query<Filter>) -> Answer<Json<Page<Run>>> {
     let state = query
         .state
-        .map(|word| RunState::from_word(&word).ok_or_else(|| Error::refused(ErrorCode::BadRequest, format!("state: `{word}` is none of {}", RunState::ALL.map(RunState::word).join(", ")))))
+        .map(|word| {
+            RunState::from_word(&word).ok_or_else(|| {
+                Error::refused(
+                    ErrorCode::BadRequest,
+                    format!("state: `{word}` is none of {}", RunState::ALL.map(RunState::word).join(", ")),
+                )
+            })
+        })
         .transpose()?;
     let filter = view::Filter { agent: query.agent, state, session: query.session, label: query.label, cursor: query.cursor };
     Ok(Json(view::list(&api.chassis.db, caller.tenant, &filter).await?))
@@ -79,7 +96,8 @@ struct Wait {
 #[utoipa::path(get, path = "/v1/runs/{id}", responses((status = 200, body = Run), (status = 404, body = Problem)))]
 async fn get(State(api): State<Api>, Runs(caller): Runs, Path(id): Path<RunId>, Query(query): Query<Wait>) -> Answer<Json<Run>> {
     if let Some(wait) = query.wait {
-        let wait = humantime::parse_duration(&wait).map_err(|error| Error::refused(ErrorCode::BadRequest, format!("wait: {error}; for example 30s")))?;
+        let wait = humantime::parse_duration(&wait)
+            .map_err(|error| Error::refused(ErrorCode::BadRequest, format!("wait: {error}; for example 30s")))?;
         until_ended(&api, caller.tenant, id, wait.min(Duration::from_secs(WAIT_S))).await?;
     }
     Ok(Json(view::run(&api.chassis.db, caller.tenant, id).await?))
@@ -112,7 +130,12 @@ struct After {
 
 /// Every move of the run and its steers, with who made it.
 #[utoipa::path(get, path = "/v1/runs/{id}/history", responses((status = 200, body = Page<HistoryEntry>), (status = 404, body = Problem)))]
-async fn history(State(api): State<Api>, Runs(caller): Runs, Path(id): Path<RunId>, Query(query): Query<After>) -> Answer<Json<Page<HistoryEntry>>> {
+async fn history(
+    State(api): State<Api>,
+    Runs(caller): Runs,
+    Path(id): Path<RunId>,
+    Query(query): Query<After>,
+) -> Answer<Json<Page<HistoryEntry>>> {
     view::state(&api.chassis.db, caller.tenant, id).await?;
     Ok(Json(Page { items: view::history(&api.chassis.db, caller.tenant, id, query.after.unwrap_or(0)).await?, cursor: None }))
 }

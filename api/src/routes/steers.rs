@@ -31,11 +31,27 @@ pub fn routes() -> OpenApiRouter<Api> {
 /// Accepts a follow-up message for a live run.
 #[utoipa::path(post, path = "/v1/runs/{id}/steers", request_body = NewSteer,
     responses((status = 201, body = Steer), (status = 404, body = Problem), (status = 409, body = Problem), (status = 413, body = Problem)))]
-async fn create(State(api): State<Api>, Runs(caller): Runs, Path(run): Path<RunId>, key: IdempotencyKey, body: Body<NewSteer>) -> Answer<(StatusCode, HeaderMap, Json<Steer>)> {
+async fn create(
+    State(api): State<Api>,
+    Runs(caller): Runs,
+    Path(run): Path<RunId>,
+    key: IdempotencyKey,
+    body: Body<NewSteer>,
+) -> Answer<(StatusCode, HeaderMap, Json<Steer>)> {
     let key = key.with_body(body.sha256)?;
-    let new = NewSteerRow { id: SteerId::mint(), tenant: caller.tenant, run, principal: caller.principal, message: body.value.message, files: body.value.files, key };
+    let new = NewSteerRow {
+        id: SteerId::mint(),
+        tenant: caller.tenant,
+        run,
+        principal: caller.principal,
+        message: body.value.message,
+        files: body.value.files,
+        key,
+    };
     let (id, replay) = steer(&api.chassis, &new).await?;
-    let steer = towpath_steer::by_id(&api.chassis.db, caller.tenant, id).await?.ok_or_else(|| Error::refused(ErrorCode::NotFound, format!("there is no steer {id}")))?;
+    let steer = towpath_steer::by_id(&api.chassis.db, caller.tenant, id)
+        .await?
+        .ok_or_else(|| Error::refused(ErrorCode::NotFound, format!("there is no steer {id}")))?;
     Ok((StatusCode::CREATED, replay_header(replay), Json(steer)))
 }
 

@@ -16,7 +16,11 @@ use crate::{
 };
 
 pub fn routes() -> OpenApiRouter<Api> {
-    OpenApiRouter::new().routes(routes!(create_token, list_tokens)).routes(routes!(revoke_token)).routes(routes!(create_tenant, list_tenants)).routes(routes!(create_tenant_token))
+    OpenApiRouter::new()
+        .routes(routes!(create_token, list_tokens))
+        .routes(routes!(revoke_token))
+        .routes(routes!(create_tenant, list_tenants))
+        .routes(routes!(create_tenant_token))
 }
 
 /// Makes a token for a principal of the caller's tenant; its secret is in this answer only.
@@ -64,7 +68,12 @@ async fn list_tenants(State(api): State<Api>, Admin(caller): Admin) -> Answer<Js
 
 /// Makes a token of another tenant, for its first admin.
 #[utoipa::path(post, path = "/v1/tenants/{id}/tokens", request_body = NewToken, responses((status = 201, body = Token), (status = 404, body = Problem)))]
-async fn create_tenant_token(State(api): State<Api>, Admin(caller): Admin, Path(id): Path<TenantId>, body: Body<NewToken>) -> Answer<(StatusCode, Json<Token>)> {
+async fn create_tenant_token(
+    State(api): State<Api>,
+    Admin(caller): Admin,
+    Path(id): Path<TenantId>,
+    body: Body<NewToken>,
+) -> Answer<(StatusCode, Json<Token>)> {
     operator(&api, caller.tenant).await?;
     if !towpath_tenant::tenants(&api.chassis).await?.iter().any(|tenant| tenant.id == id) {
         return Err(Error::refused(ErrorCode::NotFound, format!("there is no tenant {id}")).into());

@@ -17,8 +17,8 @@ use reqwest::{Client, Method, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use sqlx::{PgPool, Row};
-use tempfile::TempDir;
 use stage::{NatsLease, S3Access, wait_for};
+use tempfile::TempDir;
 
 /// How long anything may take that is expected to happen.
 pub const SOON: Duration = Duration::from_secs(60);
@@ -35,7 +35,12 @@ impl Ground {
     /// A database, a NATS account and a bucket of the test run's servers.
     pub async fn shared() -> Result<Self> {
         let nats = stage::fresh_nats().await?;
-        Ok(Self { database_url: stage::fresh_database().await?, nats_url: nats.url.clone(), s3: stage::fresh_bucket().await?, lease: Some(nats) })
+        Ok(Self {
+            database_url: stage::fresh_database().await?,
+            nats_url: nats.url.clone(),
+            s3: stage::fresh_bucket().await?,
+            lease: Some(nats),
+        })
     }
 
     pub fn own(database_url: String, nats_url: String, s3: S3Access) -> Self {
@@ -128,7 +133,11 @@ impl World {
             towpath_schemas::TokenId::mint().uuid(),
         );
         sqlx::query("insert into tenant (id, name) values ($1, $2)").bind(tenant).bind(name).execute(&self.db).await?;
-        sqlx::query("insert into principal (id, tenant_id, kind, name) values ($1, $2, 'user', 'tester')").bind(principal).bind(tenant).execute(&self.db).await?;
+        sqlx::query("insert into principal (id, tenant_id, kind, name) values ($1, $2, 'user', 'tester')")
+            .bind(principal)
+            .bind(tenant)
+            .execute(&self.db)
+            .await?;
         sqlx::query("insert into token (id, tenant_id, principal_id, sha256, scopes, expires_at) values ($1, $2, $3, $4, array['runs', 'admin', 'terminal'], now() + interval '1 day')")
             .bind(token)
             .bind(tenant)
@@ -174,9 +183,11 @@ impl World {
     /// Waits until the API answers that everything is there.
     pub async fn ready(&self) -> Result<()> {
         let url = format!("{}/readyz", self.url);
-        wait_for("readiness", SOON, async || self.client.get(&url).send().await.ok().filter(|answer| answer.status().is_success()).map(|_| ()))
-            .await
-            .with_context(|| self.logs())
+        wait_for("readiness", SOON, async || {
+            self.client.get(&url).send().await.ok().filter(|answer| answer.status().is_success()).map(|_| ())
+        })
+        .await
+        .with_context(|| self.logs())
     }
 
     /// A request by the first tenant's token; the answer's status and JSON (null when it is none).
@@ -279,7 +290,8 @@ impl World {
     }
 
     pub async fn upload(&self, name: &str, bytes: Vec<u8>) -> Result<(StatusCode, Value)> {
-        let answer = self.client.post(format!("{}/v1/files", self.url)).query(&[("name", name)]).bearer_auth(&self.token).body(bytes).send().await?;
+        let answer =
+            self.client.post(format!("{}/v1/files", self.url)).query(&[("name", name)]).bearer_auth(&self.token).body(bytes).send().await?;
         let status = answer.status();
         Ok((status, answer.json().await.unwrap_or(Value::Null)))
     }
@@ -311,7 +323,9 @@ impl World {
             let waited = wait_for(what, SOON, async || self.count(sql).await.ok().filter(|count| *count == 0)).await;
             ensure!(waited.is_ok(), "{what} are left: {:?}\n{}", self.count(sql).await, self.logs());
         }
-        wait_for("supervisors to leave", SOON, async || supervisors(&self.state).is_empty().then_some(())).await.with_context(|| self.logs())?;
+        wait_for("supervisors to leave", SOON, async || supervisors(&self.state).is_empty().then_some(()))
+            .await
+            .with_context(|| self.logs())?;
         Ok(())
     }
 }

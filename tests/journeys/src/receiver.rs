@@ -60,8 +60,12 @@ async fn serve(mut stream: TcpStream, answers: &[String], received: &Mutex<Vec<R
         }
     };
     let head = String::from_utf8_lossy(&bytes[..head_end]).into_owned();
-    let headers: HashMap<String, String> =
-        head.lines().skip(1).filter_map(|line| line.split_once(':')).map(|(name, value)| (name.trim().to_ascii_lowercase(), value.trim().to_owned())).collect();
+    let headers: HashMap<String, String> = head
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| (name.trim().to_ascii_lowercase(), value.trim().to_owned()))
+        .collect();
     let length: usize = headers.get("content-length").and_then(|value| value.parse().ok()).unwrap_or(0);
     let mut body = bytes[head_end + 4..].to_vec();
     while body.len() < length {

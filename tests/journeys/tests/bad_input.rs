@@ -9,7 +9,10 @@ use towpath_journeys::World;
 fn check(status: StatusCode, problem: &Value, code: &str) -> Result<()> {
     ensure!(problem["code"] == code, "expected {code}: {status} {problem}");
     ensure!(problem["status"] == status.as_u16() && problem["retryable"].is_boolean(), "{problem}");
-    ensure!(problem["help"].as_str().is_some_and(|help| help.len() > 10) && problem["detail"].as_str().is_some_and(|detail| !detail.is_empty()), "{problem}");
+    ensure!(
+        problem["help"].as_str().is_some_and(|help| help.len() > 10) && problem["detail"].as_str().is_some_and(|detail| !detail.is_empty()),
+        "{problem}"
+    );
     Ok(())
 }
 
@@ -32,9 +35,21 @@ async fn a_request_that_cannot_be_is_refused_with_what_to_do() -> Result<()> {
         (json!({ "agent": "echo", "prompt": "x", "session": "not-an-id" }), 422, "unprocessable"),
         (json!({ "agent": "echo", "prompt": "x", "priority": 101 }), 422, "unprocessable"),
         (json!({ "agent": "echo", "prompt": "x", "deliver": [{ "webhook": { "url": "ftp://x/" } }] }), 422, "unprocessable"),
-        (json!({ "agent": "echo", "prompt": "x", "deliver": [{ "webhook": { "url": "http://169.254.169.254/latest" } }] }), 422, "unprocessable"),
-        (json!({ "agent": "echo", "prompt": "x", "deliver": [{ "webhook": { "url": "http://[::ffff:10.0.0.1]/" } }] }), 422, "unprocessable"),
-        (json!({ "agent": "echo", "prompt": "x", "deliver": [{ "webhook": { "url": "https://x.example/", "secret": "short" } }] }), 422, "unprocessable"),
+        (
+            json!({ "agent": "echo", "prompt": "x", "deliver": [{ "webhook": { "url": "http://169.254.169.254/latest" } }] }),
+            422,
+            "unprocessable",
+        ),
+        (
+            json!({ "agent": "echo", "prompt": "x", "deliver": [{ "webhook": { "url": "http://[::ffff:10.0.0.1]/" } }] }),
+            422,
+            "unprocessable",
+        ),
+        (
+            json!({ "agent": "echo", "prompt": "x", "deliver": [{ "webhook": { "url": "https://x.example/", "secret": "short" } }] }),
+            422,
+            "unprocessable",
+        ),
     ];
     for (body, status, code) in cases {
         let (got, problem) = run(body).await?;
@@ -45,7 +60,14 @@ async fn a_request_that_cannot_be_is_refused_with_what_to_do() -> Result<()> {
     ensure!(world.count("select count(*) from session").await? == 0, "a refused request left a session");
 
     let raw = async |bytes: Vec<u8>, media_type: &str| -> Result<(StatusCode, Value)> {
-        let answer = world.client.post(format!("{}/v1/runs", world.url)).bearer_auth(&world.token).header("content-type", media_type).body(bytes).send().await?;
+        let answer = world
+            .client
+            .post(format!("{}/v1/runs", world.url))
+            .bearer_auth(&world.token)
+            .header("content-type", media_type)
+            .body(bytes)
+            .send()
+            .await?;
         let status = answer.status();
         ensure!(answer.headers()["content-type"] == "application/problem+json", "{:?}", answer.headers());
         Ok((status, answer.json().await?))
@@ -81,7 +103,17 @@ async fn a_prompt_of_exactly_one_mebibyte_is_taken_whole() -> Result<()> {
 #[tokio::test]
 async fn a_file_that_is_too_large_is_refused_and_a_name_is_made_safe() -> Result<()> {
     let world = World::start().await?;
-    world.agent("list", &["/bin/sh", "-c", "cd $TOWPATH_ATTACHMENTS_DIR && ls -1 && cat $TOWPATH_ATTACHMENTS_MANIFEST; echo; echo x > x || echo read-only"], json!({})).await?;
+    world
+        .agent(
+            "list",
+            &[
+                "/bin/sh",
+                "-c",
+                "cd $TOWPATH_ATTACHMENTS_DIR && ls -1 && cat $TOWPATH_ATTACHMENTS_MANIFEST; echo; echo x > x || echo read-only",
+            ],
+            json!({}),
+        )
+        .await?;
     let (status, problem) = world.upload("big", vec![0; 25 * 1024 * 1024 + 1]).await?;
     check(status, &problem, "too_large")?;
     let (_, exact) = world.upload("exact.bin", vec![7; 25 * 1024 * 1024]).await?;
@@ -99,7 +131,13 @@ async fn a_file_that_is_too_large_is_refused_and_a_name_is_made_safe() -> Result
     }
     let (from, to) = (text.find('[').context("manifest")?, text.rfind(']').context("manifest")?);
     let manifest: Vec<Value> = serde_json::from_str(&text[from..=to])?;
-    ensure!(manifest.len() == 5 && manifest[0]["size"] == 25 * 1024 * 1024 && manifest[0]["mediaType"].is_string() && manifest[0]["path"].is_string(), "{manifest:?}");
+    ensure!(
+        manifest.len() == 5
+            && manifest[0]["size"] == 25 * 1024 * 1024
+            && manifest[0]["mediaType"].is_string()
+            && manifest[0]["path"].is_string(),
+        "{manifest:?}"
+    );
     world.finish().await
 }
 

@@ -24,7 +24,13 @@ async fn exit_codes_signals_and_commands_that_cannot_be_are_told_apart() -> Resu
     }
     for (name, signal) in [("KILL", 9), ("TERM", 15), ("SEGV", 11)] {
         let ended = ends(&world, &["/bin/sh", "-c", &format!("kill -{name} $$")], json!({})).await?;
-        ensure!(ended["state"] == "failed" && ended["reason"] == "signal" && ended["exit"]["signal"] == signal && ended["exit"]["code"].is_null(), "{ended}");
+        ensure!(
+            ended["state"] == "failed"
+                && ended["reason"] == "signal"
+                && ended["exit"]["signal"] == signal
+                && ended["exit"]["code"].is_null(),
+            "{ended}"
+        );
     }
     let ended = ends(&world, &["frobnicate", "--now"], json!({})).await?;
     ensure!(ended["reason"] == "command_not_found" && ended["message"].as_str().is_some_and(|text| text.contains("frobnicate")), "{ended}");
@@ -38,13 +44,21 @@ async fn exit_codes_signals_and_commands_that_cannot_be_are_told_apart() -> Resu
 async fn output_of_any_kind_reads_back_byte_for_byte() -> Result<()> {
     let world = World::start().await?;
     // 200 MB without a newline.
-    let ended = ends(&world, &["/usr/bin/python3", "-c", "import sys\nfor _ in range(200): sys.stdout.buffer.write(b'x' * 1000000)"], json!({})).await?;
-    ensure!(ended["state"] == "succeeded" && ended["transcript"] == json!({ "state": "complete", "bytes": 200_000_000, "missing": 0 }), "{}", ended["transcript"]);
-    ensure!(ended["result"]["text"].as_str().is_some_and(|text| text.len() == 64 * 1024) , "the result is the tail");
+    let ended =
+        ends(&world, &["/usr/bin/python3", "-c", "import sys\nfor _ in range(200): sys.stdout.buffer.write(b'x' * 1000000)"], json!({}))
+            .await?;
+    ensure!(
+        ended["state"] == "succeeded" && ended["transcript"] == json!({ "state": "complete", "bytes": 200_000_000, "missing": 0 }),
+        "{}",
+        ended["transcript"]
+    );
+    ensure!(ended["result"]["text"].as_str().is_some_and(|text| text.len() == 64 * 1024), "the result is the tail");
     let run = ended["id"].as_str().context("id")?;
     ensure!(sha256(&world.raw(run).await?) == sha256(&vec![b'x'; 200_000_000]), "200 MB differ");
     // Invalid UTF-8, on both streams.
-    let ended = ends(&world, &["/usr/bin/python3", "-c", "import os\nos.write(1, bytes(range(256)) * 3)\nos.write(2, b'\\xff\\xfe')"], json!({})).await?;
+    let ended =
+        ends(&world, &["/usr/bin/python3", "-c", "import os\nos.write(1, bytes(range(256)) * 3)\nos.write(2, b'\\xff\\xfe')"], json!({}))
+            .await?;
     let run = ended["id"].as_str().context("id")?;
     let all: Vec<u8> = (0..3).flat_map(|_| 0..=255_u8).collect();
     ensure!(world.transcript(run, "format=raw&stream=stdout").await? == all, "stdout differs");
@@ -69,7 +83,12 @@ async fn an_agent_that_ignores_term_or_leaves_children_behind_ends_all_the_same(
     let (status, again) = world.call(Method::POST, &format!("/v1/runs/{run}/cancel"), None).await?;
     ensure!(status == StatusCode::OK && again["state"] == "canceled", "{status} {again}");
     // A daemonised child of a command that ends by itself.
-    let ended = ends(&world, &["/bin/sh", "-c", "(setsid sh -c 'sleep 1000' </dev/null >/dev/null 2>&1 &); echo done"], json!({ "limits": { "grace_s": 1 } })).await?;
+    let ended = ends(
+        &world,
+        &["/bin/sh", "-c", "(setsid sh -c 'sleep 1000' </dev/null >/dev/null 2>&1 &); echo done"],
+        json!({ "limits": { "grace_s": 1 } }),
+    )
+    .await?;
     ensure!(ended["state"] == "succeeded", "{ended}");
     world.finish().await
 }
@@ -80,9 +99,19 @@ async fn walls_hold_against_memory_forks_and_a_full_disk() -> Result<()> {
     let bomb = "import os\nn = 0\ntry:\n    while True:\n        if os.fork() == 0:\n            import time; time.sleep(1000)\n        n += 1\nexcept OSError as e:\n    print('refused after', n < 64, e.errno)";
     let ended = ends(&world, &["/usr/bin/python3", "-c", bomb], json!({ "sandbox": { "pids": 64 }, "limits": { "grace_s": 1 } })).await?;
     ensure!(ended["state"] == "succeeded" && ended["result"]["text"] == "refused after True 11\n", "{ended}");
-    let ended = ends(&world, &["/usr/bin/python3", "-c", "x = bytearray(400 << 20)\nprint(len(x))"], json!({ "sandbox": { "memory_bytes": 64 << 20 } })).await?;
+    let ended = ends(
+        &world,
+        &["/usr/bin/python3", "-c", "x = bytearray(400 << 20)\nprint(len(x))"],
+        json!({ "sandbox": { "memory_bytes": 64 << 20 } }),
+    )
+    .await?;
     ensure!(ended["state"] == "failed" && ended["reason"] == "out_of_memory" && ended["exit"]["oom"] == true, "{ended}");
-    let ended = ends(&world, &["/bin/sh", "-c", "dd if=/dev/zero of=/workspace/big bs=1M count=2000; sleep 60"], json!({ "sandbox": { "disk_bytes": 32 << 20 } })).await?;
+    let ended = ends(
+        &world,
+        &["/bin/sh", "-c", "dd if=/dev/zero of=/workspace/big bs=1M count=2000; sleep 60"],
+        json!({ "sandbox": { "disk_bytes": 32 << 20 } }),
+    )
+    .await?;
     ensure!(ended["state"] == "failed" && ended["reason"] == "disk_limit", "{ended}");
     world.finish().await
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use stage::{Mode, Options, Proxy, Servers, wait_for};
 use tempfile::TempDir;
 use towpath_journeys::{Ground, SOON, World, peak_memory, sha256, supervisors};
-use stage::{Options, Proxy, Servers, wait_for};
 
 /// About 50 MB with colour codes, with runs of 1-byte writes among it, and with multibyte characters that are cut at every edge. It appends what it printed to a witness.
 const PRINTER: &str = r#"
@@ -51,7 +51,11 @@ async fn printing(world: &World, run: &str, most: i64) -> Result<()> {
 
 /// The transcript must be what the agent says that it printed, and it must have printed it once.
 async fn check_printed(world: &World, ended: &Value) -> Result<()> {
-    ensure!(ended["state"] == "succeeded" && ended["transcript"]["state"] == "complete" && ended["epoch"] == 1, "{ended}\n{}", world.logs());
+    ensure!(
+        ended["state"] == "succeeded" && ended["transcript"]["state"] == "complete" && ended["epoch"] == 1,
+        "{ended}\n{}",
+        world.logs()
+    );
     let witness = std::fs::read_to_string(world.workspace(ended["session"].as_str().context("session")?).join("witness"))?;
     let lines: Vec<&str> = witness.lines().collect();
     ensure!(lines.len() == 1, "executed {} times", lines.len());
@@ -70,7 +74,8 @@ async fn fifty_megabytes_read_back_and_no_process_grows_with_them() -> Result<()
     let supervisor = supervisors(&world.state);
     let mut supervisor_peak = 0;
     let ended = loop {
-        supervisor_peak = supervisor.iter().map(|pid| peak_memory(u32::try_from(*pid).unwrap_or(0))).max().unwrap_or(0).max(supervisor_peak);
+        supervisor_peak =
+            supervisor.iter().map(|pid| peak_memory(u32::try_from(*pid).unwrap_or(0))).max().unwrap_or(0).max(supervisor_peak);
         let shown = world.get(&format!("/v1/runs/{run}")).await?;
         if shown["ended_at"].is_string() {
             break shown;
@@ -151,7 +156,8 @@ async fn an_emptied_nats_between_the_end_and_its_seal_loses_nothing() -> Result<
 
 /// Posts until an answer comes, as a client with a key does.
 async fn post(world: &World, key: Option<&str>) -> Result<(StatusCode, Value)> {
-    let mut request = world.client.post(format!("{}/v1/runs", world.url)).bearer_auth(&world.token).json(&json!({ "agent": "echo", "prompt": "{}" }));
+    let mut request =
+        world.client.post(format!("{}/v1/runs", world.url)).bearer_auth(&world.token).json(&json!({ "agent": "echo", "prompt": "{}" }));
     if let Some(key) = key {
         request = request.header("idempotency-key", key);
     }
@@ -173,7 +179,11 @@ async fn a_commit_without_an_answer_makes_one_run_with_and_without_a_key() -> Re
     world.example("echo").await?;
     for (number, key) in [None, Some("key-1"), Some("key-2"), None].into_iter().enumerate() {
         let before = proxy.commits_cut();
-        if number % 2 == 0 { proxy.cut_after_commit(1) } else { proxy.cut_before_commit(1) }
+        if number % 2 == 0 {
+            proxy.cut_after_commit(1)
+        } else {
+            proxy.cut_before_commit(1)
+        }
         let (status, answer) = post(&world, key).await?;
         ensure!(proxy.commits_cut() == before + 1, "no commit was cut");
         ensure!(status == StatusCode::CREATED && answer["state"] == "queued", "{status} {answer}\n{}", world.logs());
@@ -245,7 +255,9 @@ async fn servers_that_go_away_in_the_middle_delay_and_lose_nothing() -> Result<(
     ensure!(world.ended(&queued).await?["state"] == "succeeded", "{}", world.logs());
     // Postgres: refused within the limit, and what runs meanwhile goes on.
     let live = world.run("echo", &json!({ "lines": 10, "sleep_ms": 4000, "witness": true })).await?;
-    world.until(&live, SOON, |value| value["startup"].as_array().is_some_and(|steps| steps.iter().any(|step| step["step"] == "started"))).await?;
+    world
+        .until(&live, SOON, |value| value["startup"].as_array().is_some_and(|steps| steps.iter().any(|step| step["step"] == "started")))
+        .await?;
     servers.postgres.kill9()?;
     let began = std::time::Instant::now();
     let (status, refused) = world.call(Method::POST, "/v1/runs", Some(&json!({ "agent": "echo", "prompt": "{}" }))).await?;
@@ -325,5 +337,32 @@ async fn an_abandoned_sandbox_has_no_say_any_more() -> Result<()> {
     wait_for("the fenced supervisor to leave", SOON, async || supervisors(&world.state).is_empty().then_some(())).await?;
     let after = world.get(&format!("/v1/runs/{run}")).await?;
     ensure!(after["revision"] == ended["revision"] && after["result"] == ended["result"], "{after}");
+    world.finish().await
+}
+
+#[tokio::test]
+async fn a_gateway_connection_that_is_cut_or_stands_still_loses_no_byte() -> Result<()> {
+    let ground = Ground::shared().await?;
+    let world = World::prepare(ground, &[]).await?;
+    let listen = world.env["TOWPATH_LISTEN"].clone();
+    let proxy = Proxy::tcp(listen.parse()?).await?;
+    let through = format!("ws://{}", proxy.address());
+    world.spawn_with("all", &["dev"], &[("TOWPATH_GATEWAY_URL", &through)])?;
+    world.ready().await?;
+    world.agent("printer", &["/usr/bin/python3", "-c", PRINTER, "0.05"], json!({})).await?;
+    let run = world.run("printer", &json!("x")).await?;
+    for (most, fault) in [(2_000_000, None), (8_000_000, Some(Mode::Refuse)), (14_000_000, None), (20_000_000, Some(Mode::BlackHole))] {
+        printing(&world, &run, most).await?;
+        if let Some(mode) = fault {
+            proxy.set(mode).await;
+        }
+        proxy.cut().await;
+        if fault.is_some() {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            proxy.set(Mode::Pass).await;
+        }
+    }
+    let ended = world.ended_within(&run, SOON * 2).await?;
+    check_printed(&world, &ended).await?;
     world.finish().await
 }

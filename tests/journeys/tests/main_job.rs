@@ -5,8 +5,8 @@ use std::io::Write;
 use anyhow::{Context, Result, ensure};
 use reqwest::StatusCode;
 use serde_json::json;
-use towpath_journeys::{Receiver, SOON, World};
 use stage::wait_for;
+use towpath_journeys::{Receiver, SOON, World};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const SECRET: &str = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3";
@@ -45,8 +45,16 @@ async fn a_message_becomes_a_run_that_is_steered_and_whose_result_comes_back() -
         }));
     let accepted: serde_json::Value = request.send().await?.error_for_status()?.json().await?;
     let run = accepted["id"].as_str().context("id")?.to_owned();
-    ensure!(accepted["state"] == "queued" && accepted["waiting_for"] == "place" && accepted["deliveries"] == 1 && accepted["labels"]["why"] == "test", "{accepted}");
-    world.until(&run, SOON, |value| value["startup"].as_array().is_some_and(|steps| steps.iter().any(|step| step["step"] == "started"))).await?;
+    ensure!(
+        accepted["state"] == "queued"
+            && accepted["waiting_for"] == "place"
+            && accepted["deliveries"] == 1
+            && accepted["labels"]["why"] == "test",
+        "{accepted}"
+    );
+    world
+        .until(&run, SOON, |value| value["startup"].as_array().is_some_and(|steps| steps.iter().any(|step| step["step"] == "started")))
+        .await?;
     let (status, steer) = world.steer(&run, "also list the ten largest files").await?;
     ensure!(status == StatusCode::CREATED, "{steer}");
 
@@ -78,20 +86,31 @@ async fn a_message_becomes_a_run_that_is_steered_and_whose_result_comes_back() -
     let timestamp: i64 = received.headers["webhook-timestamp"].parse()?;
     let expected = standardwebhooks::Webhook::new(SECRET)?.sign(id, timestamp, &received.body)?;
     ensure!(received.headers["webhook-signature"] == expected, "{:?}", received.headers);
-    ensure!(received.headers["traceparent"].starts_with(&format!("00-{TRACE}-")), "one trace from request to delivery: {:?}", received.headers);
+    ensure!(
+        received.headers["traceparent"].starts_with(&format!("00-{TRACE}-")),
+        "one trace from request to delivery: {:?}",
+        received.headers
+    );
     let body: serde_json::Value = serde_json::from_slice(&received.body)?;
-    ensure!(body["type"] == "run.ended" && body["data"]["run"]["id"] == run.as_str() && body["data"]["run"]["result"]["text"] == text, "{body}");
+    ensure!(
+        body["type"] == "run.ended" && body["data"]["run"]["id"] == run.as_str() && body["data"]["run"]["result"]["text"] == text,
+        "{body}"
+    );
     let deliveries = wait_for("the record of the delivery", SOON, async || {
         world.get(&format!("/v1/runs/{run}/deliveries")).await.ok().filter(|list| list["items"][0]["state"] == "delivered")
     })
     .await?;
     ensure!(deliveries["items"][0]["id"] == id.as_str() && deliveries["items"][0]["attempts"] == 1, "{deliveries}");
     let stored: Vec<(Option<Vec<u8>>,)> = sqlx::query_as("select secret from run_target").fetch_all(&world.db).await?;
-    ensure!(stored.iter().all(|(secret,)| secret.as_ref().is_some_and(|bytes| !bytes.windows(8).any(|w| w == b"MDEyMzQ1"))), "a secret is stored in clear");
+    ensure!(
+        stored.iter().all(|(secret,)| secret.as_ref().is_some_and(|bytes| !bytes.windows(8).any(|w| w == b"MDEyMzQ1"))),
+        "a secret is stored in clear"
+    );
     ensure!(!world.logs().contains("MDEyMzQ1"), "a secret was logged");
 
     let history = world.get(&format!("/v1/runs/{run}/history")).await?;
-    let moves: Vec<&str> = history["items"].as_array().into_iter().flatten().filter(|row| row["on"] != "steer").filter_map(|row| row["to"].as_str()).collect();
+    let moves: Vec<&str> =
+        history["items"].as_array().into_iter().flatten().filter(|row| row["on"] != "steer").filter_map(|row| row["to"].as_str()).collect();
     ensure!(moves == ["queued", "starting", "running", "finishing", "succeeded"], "{moves:?}");
     world.finish().await
 }
@@ -100,12 +119,23 @@ async fn a_message_becomes_a_run_that_is_steered_and_whose_result_comes_back() -
 async fn a_receiver_that_is_gone_is_not_asked_again_and_a_failing_one_is() -> Result<()> {
     let world = World::start().await?;
     world.example("echo").await?;
-    let (gone, failing, moved) = (Receiver::start(&["410 Gone"]).await?, Receiver::start(&["500 Oops", "silence", "204 No Content"]).await?, Receiver::start(&["302 Found\r\nlocation: http://169.254.169.254/"]).await?);
+    let (gone, failing, moved) = (
+        Receiver::start(&["410 Gone"]).await?,
+        Receiver::start(&["500 Oops", "silence", "204 No Content"]).await?,
+        Receiver::start(&["302 Found\r\nlocation: http://169.254.169.254/"]).await?,
+    );
     let target = |url: &str| json!({ "webhook": { "url": url } });
-    let run = world.start_run(json!({ "agent": "echo", "prompt": "{}", "deliver": [target(&gone.url), target(&failing.url), target(&moved.url)] })).await?;
+    let run = world
+        .start_run(json!({ "agent": "echo", "prompt": "{}", "deliver": [target(&gone.url), target(&failing.url), target(&moved.url)] }))
+        .await?;
     world.ended(&run).await?;
-    let states = async || -> Option<Vec<serde_json::Value>> { Some(world.get(&format!("/v1/runs/{run}/deliveries")).await.ok()?["items"].as_array()?.clone()) };
-    wait_for("first attempts", SOON, async || states().await.filter(|list| list.len() == 3 && list.iter().all(|one| !one["answer"].is_null()))).await?;
+    let states = async || -> Option<Vec<serde_json::Value>> {
+        Some(world.get(&format!("/v1/runs/{run}/deliveries")).await.ok()?["items"].as_array()?.clone())
+    };
+    wait_for("first attempts", SOON, async || {
+        states().await.filter(|list| list.len() == 3 && list.iter().all(|one| !one["answer"].is_null()))
+    })
+    .await?;
     let list = states().await.context("deliveries")?;
     ensure!(list[0]["state"] == "dead" && list[0]["answer"] == "HTTP 410: the receiver is gone", "{list:?}");
     ensure!(list[1]["state"] == "pending" && list[1]["answer"] == "HTTP 500" && !list[1]["next_attempt_at"].is_null(), "{list:?}");

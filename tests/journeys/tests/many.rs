@@ -23,14 +23,18 @@ async fn two_hundred_runs_twenty_at_a_time_are_each_executed_once() -> Result<()
         .buffer_unordered(20)
         .try_collect()
         .await?;
-    let ended: Vec<serde_json::Value> = stream::iter(&runs).map(|run| world.ended_within(run, SOON * 3)).buffer_unordered(20).try_collect().await?;
+    let ended: Vec<serde_json::Value> =
+        stream::iter(&runs).map(|run| world.ended_within(run, SOON * 3)).buffer_unordered(20).try_collect().await?;
     println!("200 runs, 20 slots: {:.1} s", began.elapsed().as_secs_f64());
     let mut executed: HashMap<String, usize> = HashMap::new();
     for run in &ended {
         ensure!(run["state"] == "succeeded" && run["epoch"] == 1, "{run}");
         let session = run["session"].as_str().context("session")?;
         for line in std::fs::read_to_string(world.workspace(session).join("witness"))?.lines() {
-            *executed.entry(line.split(' ').next().unwrap_or_default().to_owned()).or_default() += 1;
+            let mut words = line.split(' ');
+            let (run, epoch) = (words.next().unwrap_or_default(), words.next());
+            ensure!(epoch == Some("1"), "{line}");
+            *executed.entry(run.to_owned()).or_default() += 1;
         }
     }
     ensure!(executed.len() == 200 && executed.values().all(|times| *times == 1), "{} runs executed", executed.len());

@@ -6,11 +6,13 @@ use eventsource_stream::Eventsource;
 use futures::StreamExt;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use towpath_journeys::{SOON, World};
 use stage::wait_for;
+use towpath_journeys::{SOON, World};
 
 async fn started(world: &World, run: &str) -> Result<()> {
-    world.until(run, SOON, |value| value["startup"].as_array().is_some_and(|steps| steps.iter().any(|step| step["step"] == "started"))).await?;
+    world
+        .until(run, SOON, |value| value["startup"].as_array().is_some_and(|steps| steps.iter().any(|step| step["step"] == "started")))
+        .await?;
     Ok(())
 }
 
@@ -97,7 +99,14 @@ async fn an_idempotency_key_makes_one_thing_and_a_refusal_keeps_none() -> Result
     let world = World::start().await?;
     world.example("echo").await?;
     let post = async |key: &str, body: Value| -> Result<(StatusCode, bool, Value)> {
-        let answer = world.client.post(format!("{}/v1/runs", world.url)).bearer_auth(&world.token).header("idempotency-key", key).json(&body).send().await?;
+        let answer = world
+            .client
+            .post(format!("{}/v1/runs", world.url))
+            .bearer_auth(&world.token)
+            .header("idempotency-key", key)
+            .json(&body)
+            .send()
+            .await?;
         let replay = answer.headers().get("idempotent-replay").is_some();
         Ok((answer.status(), replay, answer.json().await?))
     };
@@ -159,7 +168,8 @@ async fn another_tenant_s_things_are_not_there() -> Result<()> {
     let definition = world.get("/v1/agents/echo").await?["definition"].clone();
     let (status, _) = world.call_as(&stranger, Method::PUT, "/v1/agents/echo", Some(&definition)).await?;
     ensure!(status == StatusCode::CREATED, "{status}");
-    for body in [json!({ "agent": "echo", "prompt": "x", "session": session }), json!({ "agent": "echo", "prompt": "x", "files": [file] })] {
+    for body in [json!({ "agent": "echo", "prompt": "x", "session": session }), json!({ "agent": "echo", "prompt": "x", "files": [file] })]
+    {
         let (status, answer) = world.call_as(&stranger, Method::POST, "/v1/runs", Some(&body)).await?;
         ensure!(status == StatusCode::NOT_FOUND, "{status} {answer}");
     }
@@ -214,7 +224,9 @@ async fn an_event_stream_goes_on_from_any_id_without_a_gap_or_a_repeat() -> Resu
     // From every place that the live reader was at.
     for at in 0..live.len() - 1 {
         let rest = events(&world, &run, Some(&live[at].0), usize::MAX).await?;
-        let key = |all: &[(String, String, Value)], kind: &str| -> Vec<Value> { all.iter().filter(|one| one.1 == kind).map(|one| one.2.clone()).collect() };
+        let key = |all: &[(String, String, Value)], kind: &str| -> Vec<Value> {
+            all.iter().filter(|one| one.1 == kind).map(|one| one.2.clone()).collect()
+        };
         for kind in ["state", "output", "end"] {
             ensure!(key(&rest, kind) == key(&live[at + 1..], kind), "from event {at} ({}): {kind} differs", live[at].0);
         }
@@ -242,7 +254,10 @@ async fn a_queued_run_says_what_it_waits_for_and_can_be_canceled() -> Result<()>
     ensure!(status == StatusCode::OK && canceled["state"] == "canceled" && canceled["epoch"] == 0, "{status} {canceled}");
     let next = world.run("sleeper", &json!("x")).await?;
     world.call(Method::POST, &format!("/v1/runs/{}/cancel", live[0]), None).await?;
-    wait_for("the freed slot to be taken", SOON, async || world.get(&format!("/v1/runs/{next}")).await.ok().filter(|run| run["state"] == "running")).await?;
+    wait_for("the freed slot to be taken", SOON, async || {
+        world.get(&format!("/v1/runs/{next}")).await.ok().filter(|run| run["state"] == "running")
+    })
+    .await?;
     for run in live.iter().chain([&next]) {
         world.call(Method::POST, &format!("/v1/runs/{run}/cancel"), None).await?;
     }

@@ -54,21 +54,36 @@ pub struct Started {
 
 impl Start {
     /// Checks what can be checked without the database.
-    pub fn new(chassis: &Chassis, tenant: TenantId, principal: PrincipalId, request: NewRun, key: Option<Key>, traceparent: Option<String>) -> Result<Self> {
+    pub fn new(
+        chassis: &Chassis,
+        tenant: TenantId,
+        principal: PrincipalId,
+        request: NewRun,
+        key: Option<Key>,
+        traceparent: Option<String>,
+    ) -> Result<Self> {
         let refuse = |code, detail: String| Err(Error::refused(code, detail));
         if request.prompt.is_empty() {
             return refuse(ErrorCode::Unprocessable, "prompt: it is empty".to_owned());
         }
         if request.prompt.len() > PROMPT_BYTES {
-            return refuse(ErrorCode::PromptTooLong, format!("prompt: {} bytes, at most {PROMPT_BYTES} are possible", request.prompt.len()));
+            return refuse(
+                ErrorCode::PromptTooLong,
+                format!("prompt: {} bytes, at most {PROMPT_BYTES} are possible", request.prompt.len()),
+            );
         }
         let mut texts = vec![("prompt", &request.prompt), ("agent", &request.agent)];
         texts.extend(request.labels.iter().flat_map(|(key, value)| [("labels", key), ("labels", value)]));
         if let Some((field, _)) = texts.iter().find(|(_, text)| text.contains('\0')) {
             return refuse(ErrorCode::NulCharacter, format!("{field}: it holds U+0000"));
         }
-        if request.labels.len() > LABELS_PER_RUN || request.labels.iter().any(|(key, value)| key.is_empty() || key.len() > LABEL_BYTES || value.len() > LABEL_BYTES) {
-            return refuse(ErrorCode::Unprocessable, format!("labels: at most {LABELS_PER_RUN}, keys and values of at most {LABEL_BYTES} bytes"));
+        if request.labels.len() > LABELS_PER_RUN
+            || request.labels.iter().any(|(key, value)| key.is_empty() || key.len() > LABEL_BYTES || value.len() > LABEL_BYTES)
+        {
+            return refuse(
+                ErrorCode::Unprocessable,
+                format!("labels: at most {LABELS_PER_RUN}, keys and values of at most {LABEL_BYTES} bytes"),
+            );
         }
         if request.files.len() > FILES_PER_RUN {
             return refuse(ErrorCode::TooMany, format!("files: {}, at most {FILES_PER_RUN} are possible", request.files.len()));
@@ -125,7 +140,13 @@ impl Start {
             .iter()
             .zip(&self.secrets)
             .enumerate()
-            .map(|(n, (Target::Webhook(webhook), secret))| TargetRow { run: self.run, n: place_of(n), tenant: self.tenant, url: webhook.url.clone(), secret: secret.clone() })
+            .map(|(n, (Target::Webhook(webhook), secret))| TargetRow {
+                run: self.run,
+                n: place_of(n),
+                tenant: self.tenant,
+                url: webhook.url.clone(),
+                secret: secret.clone(),
+            })
             .collect();
         Ok(Accept { row, targets, files: self.request.files.clone() })
     }
@@ -222,11 +243,16 @@ async fn prepare(work: &mut Work, batch: &[Start]) -> Result<Vec<Answer>> {
     let refused: Vec<_> = batch
         .iter()
         .zip(&answers)
-        .filter(|(start, answer)| start.key.is_some() && matches!(answer, Some(Err(problem)) if problem.code != ErrorCode::IdempotencyMismatch.code()))
+        .filter(|(start, answer)| {
+            start.key.is_some() && matches!(answer, Some(Err(problem)) if problem.code != ErrorCode::IdempotencyMismatch.code())
+        })
         .map(|(start, _)| start.run.uuid())
         .collect();
     idempotency::forget(work.db(), ROUTE, &refused).await?;
-    Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(Problem::new(ErrorCode::Internal, "the request was not answered")))).collect())
+    Ok(answers
+        .into_iter()
+        .map(|answer| answer.unwrap_or_else(|| Err(Problem::new(ErrorCode::Internal, "the request was not answered"))))
+        .collect())
 }
 
 /// Answers members whose key was used before.
@@ -275,7 +301,11 @@ async fn resolve(work: &mut Work, batch: &[Start], answers: &mut [Option<Answer>
     Ok(accepts)
 }
 
-fn find<'a>(start: &Start, agents: &'a [Startable], sessions: &[(SessionId, TenantId, uuid::Uuid)]) -> std::result::Result<&'a Startable, Problem> {
+fn find<'a>(
+    start: &Start,
+    agents: &'a [Startable],
+    sessions: &[(SessionId, TenantId, uuid::Uuid)],
+) -> std::result::Result<&'a Startable, Problem> {
     let unknown = || table::unknown(&start.request.agent).problem();
     let agent = agents.iter().find(|agent| agent.tenant == start.tenant && agent.name == start.request.agent).ok_or_else(unknown)?;
     if agent.paused {
@@ -284,7 +314,9 @@ fn find<'a>(start: &Start, agents: &'a [Startable], sessions: &[(SessionId, Tena
     let Some(wanted) = start.request.session else { return Ok(agent) };
     match sessions.iter().find(|(session, tenant, _)| *session == wanted && *tenant == start.tenant) {
         None => Err(Problem::new(ErrorCode::UnknownSession, format!("there is no session {wanted}"))),
-        Some((.., with)) if *with != agent.id => Err(Problem::new(ErrorCode::Unprocessable, format!("{wanted} is a conversation with another agent"))),
+        Some((.., with)) if *with != agent.id => {
+            Err(Problem::new(ErrorCode::Unprocessable, format!("{wanted} is a conversation with another agent")))
+        }
         Some(_) => Ok(agent),
     }
 }
@@ -294,5 +326,10 @@ async fn missing_file(work: &mut Work, start: &Start) -> Result<Option<Problem>>
         return Ok(None);
     }
     let known: Vec<FileId> = towpath_file::known(work.db(), start.tenant, &start.request.files).await?;
-    Ok(start.request.files.iter().find(|file| !known.contains(file)).map(|file| Problem::new(ErrorCode::UnknownFile, format!("there is no file {file}"))))
+    Ok(start
+        .request
+        .files
+        .iter()
+        .find(|file| !known.contains(file))
+        .map(|file| Problem::new(ErrorCode::UnknownFile, format!("there is no file {file}"))))
 }

@@ -16,7 +16,13 @@ fn read_definition(value: serde_json::Value) -> Result<AgentDefinition> {
 }
 
 /// Stores a definition: a new version unless it equals the newest. `if_match` is the version that the caller saw; 0 for "none yet".
-pub async fn put(chassis: &Chassis, tenant: TenantId, principal: PrincipalId, definition: &AgentDefinition, if_match: Option<i32>) -> Result<(Agent, bool)> {
+pub async fn put(
+    chassis: &Chassis,
+    tenant: TenantId,
+    principal: PrincipalId,
+    definition: &AgentDefinition,
+    if_match: Option<i32>,
+) -> Result<(Agent, bool)> {
     definition.check().map_err(|error| Error::refused(ErrorCode::Unprocessable, error.to_string()))?;
     let value = serde_json::to_value(definition).map_err(|error| Error::broken(format!("agent definition: {error}")))?;
     let mut work = chassis.begin().await?;
@@ -41,7 +47,10 @@ pub async fn put(chassis: &Chassis, tenant: TenantId, principal: PrincipalId, de
     if let Some(wanted) = if_match
         && wanted != existing
     {
-        return Err(Error::refused(ErrorCode::VersionMismatch, format!("agent `{}` is at version {existing}, not {wanted}", definition.name)));
+        return Err(Error::refused(
+            ErrorCode::VersionMismatch,
+            format!("agent `{}` is at version {existing}, not {wanted}", definition.name),
+        ));
     }
     let same = row.definition.as_ref() == Some(&value);
     let version = if row.definition.is_none() || same { row.version } else { row.version + 1 };
@@ -59,7 +68,13 @@ pub async fn put(chassis: &Chassis, tenant: TenantId, principal: PrincipalId, de
     }
     sqlx::query!("update agent set version = $2, deleted_at = null where id = $1", row.id, version).execute(work.db()).await?;
     work.commit().await?;
-    let agent = Agent { name: definition.name.clone(), version, paused: row.paused_at.is_some(), created_at: row.created_at, definition: definition.clone() };
+    let agent = Agent {
+        name: definition.name.clone(),
+        version,
+        paused: row.paused_at.is_some(),
+        created_at: row.created_at,
+        definition: definition.clone(),
+    };
     Ok((agent, existing == 0))
 }
 
@@ -75,7 +90,13 @@ pub async fn get(db: &PgPool, tenant: TenantId, name: &str, version: Option<i32>
     .fetch_optional(db)
     .await?
     .ok_or_else(|| unknown(name))?;
-    Ok(Agent { name: row.name, version: row.version, paused: row.paused_at.is_some(), created_at: row.created_at, definition: read_definition(row.definition)? })
+    Ok(Agent {
+        name: row.name,
+        version: row.version,
+        paused: row.paused_at.is_some(),
+        created_at: row.created_at,
+        definition: read_definition(row.definition)?,
+    })
 }
 
 pub async fn list(db: &PgPool, tenant: TenantId) -> Result<Vec<Agent>> {
@@ -89,7 +110,15 @@ pub async fn list(db: &PgPool, tenant: TenantId) -> Result<Vec<Agent>> {
     .fetch_all(db)
     .await?;
     rows.into_iter()
-        .map(|row| Ok(Agent { name: row.name, version: row.version, paused: row.paused_at.is_some(), created_at: row.created_at, definition: read_definition(row.definition)? }))
+        .map(|row| {
+            Ok(Agent {
+                name: row.name,
+                version: row.version,
+                paused: row.paused_at.is_some(),
+                created_at: row.created_at,
+                definition: read_definition(row.definition)?,
+            })
+        })
         .collect()
 }
 
@@ -107,7 +136,15 @@ pub async fn versions(db: &PgPool, tenant: TenantId, name: &str) -> Result<Vec<A
         return Err(unknown(name));
     }
     rows.into_iter()
-        .map(|row| Ok(Agent { name: row.name, version: row.version, paused: row.paused_at.is_some(), created_at: row.created_at, definition: read_definition(row.definition)? }))
+        .map(|row| {
+            Ok(Agent {
+                name: row.name,
+                version: row.version,
+                paused: row.paused_at.is_some(),
+                created_at: row.created_at,
+                definition: read_definition(row.definition)?,
+            })
+        })
         .collect()
 }
 
@@ -126,7 +163,10 @@ pub async fn pause(db: &PgPool, tenant: TenantId, name: &str, paused: bool) -> R
 
 /// No new runs; live ones end.
 pub async fn delete(db: &PgPool, tenant: TenantId, name: &str) -> Result<()> {
-    let done = sqlx::query!("update agent set deleted_at = now() where tenant_id = $1 and name = $2 and deleted_at is null", tenant.uuid(), name).execute(db).await?;
+    let done =
+        sqlx::query!("update agent set deleted_at = now() where tenant_id = $1 and name = $2 and deleted_at is null", tenant.uuid(), name)
+            .execute(db)
+            .await?;
     if done.rows_affected() == 0 { Err(unknown(name)) } else { Ok(()) }
 }
 

@@ -111,9 +111,15 @@ impl Limits {
     /// The relations that keep one message from being worked on twice.
     pub fn check(&self) -> Result<()> {
         let rules = [
-            (self.handler < self.ack_wait, "TOWPATH_HANDLER_S must be below TOWPATH_ACK_WAIT_S: else a second worker starts what the first still does"),
+            (
+                self.handler < self.ack_wait,
+                "TOWPATH_HANDLER_S must be below TOWPATH_ACK_WAIT_S: else a second worker starts what the first still does",
+            ),
             (self.ack_wait < self.lease, "TOWPATH_ACK_WAIT_S must be below TOWPATH_LEASE_S"),
-            (self.seal_max < self.linger, "TOWPATH_SEAL_MAX_S must be below TOWPATH_LINGER_S: else a supervisor leaves with the only copy of a record"),
+            (
+                self.seal_max < self.linger,
+                "TOWPATH_SEAL_MAX_S must be below TOWPATH_LINGER_S: else a supervisor leaves with the only copy of a record",
+            ),
             (self.attempts > 0, "TOWPATH_ATTEMPTS must be at least 1"),
         ];
         match rules.into_iter().find(|(holds, _)| !holds) {
@@ -228,7 +234,14 @@ mod tests {
     use super::*;
 
     fn env(extra: &[(&str, &str)]) -> HashMap<String, String> {
-        let needed = ["TOWPATH_DATABASE_URL", "TOWPATH_NATS_URL", "TOWPATH_S3_BUCKET", "TOWPATH_S3_ACCESS_KEY", "TOWPATH_S3_SECRET_KEY", "TOWPATH_MASTER_KEY"];
+        let needed = [
+            "TOWPATH_DATABASE_URL",
+            "TOWPATH_NATS_URL",
+            "TOWPATH_S3_BUCKET",
+            "TOWPATH_S3_ACCESS_KEY",
+            "TOWPATH_S3_SECRET_KEY",
+            "TOWPATH_MASTER_KEY",
+        ];
         needed.iter().map(|key| (*key, "hush-hush")).chain(extra.iter().copied()).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
     }
 

@@ -145,7 +145,10 @@ async fn fetch(consumer: &PullConsumer) -> Result<Vec<jetstream::Message>> {
 
 async fn work(chassis: &Chassis, handler: &Handler, messages: Vec<jetstream::Message>) {
     metrics::counter!("towpath_messages_total", "consumer" => handler.name.clone()).increment(messages.len() as u64);
-    let span = telemetry::span_from("handle", messages.first().and_then(|m| m.headers.as_ref()?.get("traceparent")).map(ToString::to_string).as_deref());
+    let span = telemetry::span_from(
+        "handle",
+        messages.first().and_then(|m| m.headers.as_ref()?.get("traceparent")).map(ToString::to_string).as_deref(),
+    );
     let mut commands = Vec::new();
     let mut known = Vec::new();
     for message in messages {

@@ -13,7 +13,8 @@ use crate::{Config, Error, Result};
 pub static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../schemas/migrations");
 
 /// Statements and idle transactions are bounded on the server too, so that nothing of a process that hangs holds locks for long.
-const SESSION: &str = "set statement_timeout = '20s'; set idle_in_transaction_session_timeout = '20s'; set lock_timeout = '10s'; set timezone = 'UTC'";
+const SESSION: &str =
+    "set statement_timeout = '20s'; set idle_in_transaction_session_timeout = '20s'; set lock_timeout = '10s'; set timezone = 'UTC'";
 
 pub fn options(config: &Config) -> Result<PgConnectOptions> {
     let options = PgConnectOptions::from_str(&config.database_url.0)

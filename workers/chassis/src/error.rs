@@ -101,11 +101,21 @@ impl From<sqlx::Error> for Error {
 /// Connection trouble, fail-over and contention: nothing is wrong with what was asked (field case F1).
 pub fn database_is_away(error: &sqlx::Error) -> bool {
     match error {
-        sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed | sqlx::Error::Protocol(_) => true,
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed
+        | sqlx::Error::Protocol(_) => true,
         sqlx::Error::Database(error) => {
             let code = error.code().unwrap_or_default();
             // 08 connection, 25006 read only, 40 serialisation and deadlock, 53 resources, 55P03 lock wait, 57 shutdown and timeouts
-            code.starts_with("08") || code.starts_with("40") || code.starts_with("53") || code.starts_with("57") || code == "25006" || code == "55P03"
+            code.starts_with("08")
+                || code.starts_with("40")
+                || code.starts_with("53")
+                || code.starts_with("57")
+                || code == "25006"
+                || code == "55P03"
         }
         _ => false,
     }

@@ -20,7 +20,10 @@ pub struct Key {
 impl Key {
     pub fn new(key: &str, sha256: Vec<u8>) -> Result<Self> {
         if key.is_empty() || key.len() > IDEMPOTENCY_KEY_BYTES || !key.bytes().all(|b| b.is_ascii_graphic() || b == b' ') {
-            return Err(Error::refused(ErrorCode::BadRequest, format!("Idempotency-Key: use 1 to {IDEMPOTENCY_KEY_BYTES} printable ASCII characters")));
+            return Err(Error::refused(
+                ErrorCode::BadRequest,
+                format!("Idempotency-Key: use 1 to {IDEMPOTENCY_KEY_BYTES} printable ASCII characters"),
+            ));
         }
         Ok(Self { key: key.to_owned(), sha256 })
     }
@@ -45,7 +48,8 @@ pub enum Claimed {
 
 impl Claimed {
     pub fn refuse_mismatch(&self) -> Option<Problem> {
-        (*self == Claimed::Mismatch).then(|| Problem::new(ErrorCode::IdempotencyMismatch, "the body differs from the first one sent with this key"))
+        (*self == Claimed::Mismatch)
+            .then(|| Problem::new(ErrorCode::IdempotencyMismatch, "the body differs from the first one sent with this key"))
     }
 }
 

@@ -46,7 +46,13 @@ pub async fn point(name: &'static str) {
 
 /// Runs `future` and drops it at its `at`th point, counted from 0, with every task that it spawned.
 pub async fn run<F: Future>(at: usize, future: F) -> Fate<F::Output> {
-    let plan = Arc::new(Plan { at, passed: AtomicUsize::new(0), names: Mutex::default(), killed: CancellationToken::new(), spawned: TaskTracker::new() });
+    let plan = Arc::new(Plan {
+        at,
+        passed: AtomicUsize::new(0),
+        names: Mutex::default(),
+        killed: CancellationToken::new(),
+        spawned: TaskTracker::new(),
+    });
     let names = |plan: &Plan| plan.names.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
     let fate = tokio::select! {
         biased;

@@ -44,7 +44,11 @@ pub fn subject_of(command: &Command) -> Option<String> {
     })
 }
 
-pub(crate) async fn insert(db: &mut PgConnection, commands: impl Iterator<Item = Command>, traceparent: Option<String>) -> Result<Vec<Row>> {
+pub(crate) async fn insert(
+    db: &mut PgConnection,
+    commands: impl Iterator<Item = Command>,
+    traceparent: Option<String>,
+) -> Result<Vec<Row>> {
     let mut subjects = Vec::new();
     let mut bodies = Vec::new();
     for command in commands {
@@ -66,7 +70,11 @@ pub(crate) async fn insert(db: &mut PgConnection, commands: impl Iterator<Item =
     )
     .fetch_all(db)
     .await?;
-    Ok(ids.into_iter().zip(subjects.into_iter().zip(bodies)).map(|(id, (subject, body))| Row { id, subject, body, traceparent: traceparent.clone() }).collect())
+    Ok(ids
+        .into_iter()
+        .zip(subjects.into_iter().zip(bodies))
+        .map(|(id, (subject, body))| Row { id, subject, body, traceparent: traceparent.clone() })
+        .collect())
 }
 
 /// Tells listeners a fact, at most once.
@@ -178,6 +186,10 @@ pub async fn oldest_s(db: &PgPool) -> Result<f64> {
 
 /// Unpublished commands and the age of the oldest in seconds.
 pub async fn waiting(db: &PgPool) -> Result<(i64, f64)> {
-    let row = sqlx::query!(r#"select count(*) as "count!", coalesce(extract(epoch from now() - min(created_at)), 0)::float8 as "age!" from outbox"#).fetch_one(db).await?;
+    let row = sqlx::query!(
+        r#"select count(*) as "count!", coalesce(extract(epoch from now() - min(created_at)), 0)::float8 as "age!" from outbox"#
+    )
+    .fetch_one(db)
+    .await?;
     Ok((row.count, row.age))
 }

@@ -5,17 +5,16 @@ use std::time::Duration;
 
 use aws_sdk_s3::{
     Client,
-    config::{BehaviorVersion, Credentials, Region, RequestChecksumCalculation, ResponseChecksumValidation, retry::RetryConfig, timeout::TimeoutConfig},
+    config::{
+        BehaviorVersion, Credentials, Region, RequestChecksumCalculation, ResponseChecksumValidation, retry::RetryConfig,
+        timeout::TimeoutConfig,
+    },
     error::{DisplayErrorContext, ProvideErrorMetadata, SdkError},
     primitives::ByteStream,
 };
 use bytes::Bytes;
 
-use crate::{
-    Config, Error, Result,
-    error::Found,
-    kill,
-};
+use crate::{Config, Error, Result, error::Found, kill};
 
 /// Time limit of one try, and of one call with all its tries.
 const TRY: Duration = Duration::from_secs(10);
@@ -62,7 +61,13 @@ impl Store {
 
     /// Does the store answer?
     pub async fn ping(&self) -> Result<()> {
-        self.client.head_bucket().bucket(&self.bucket).send().await.map(|_| ()).map_err(|error| failure("look at bucket", &self.bucket, &error))
+        self.client
+            .head_bucket()
+            .bucket(&self.bucket)
+            .send()
+            .await
+            .map(|_| ())
+            .map_err(|error| failure("look at bucket", &self.bucket, &error))
     }
 
     pub async fn put(&self, key: &str, body: Bytes) -> Result<()> {
@@ -112,7 +117,15 @@ impl Store {
     }
 
     async fn fetch(&self, key: &str, range: Option<String>) -> Result<Bytes> {
-        let answer = self.client.get_object().bucket(&self.bucket).key(key).set_range(range).send().await.map_err(|error| failure("get", key, &error))?;
+        let answer = self
+            .client
+            .get_object()
+            .bucket(&self.bucket)
+            .key(key)
+            .set_range(range)
+            .send()
+            .await
+            .map_err(|error| failure("get", key, &error))?;
         let body = tokio::time::timeout(CALL, answer.body.collect()).await;
         match body {
             Ok(Ok(body)) => Ok(body.into_bytes()),
@@ -144,7 +157,9 @@ fn client(config: &Config) -> Client {
         .region(Region::new(config.s3.region.clone()))
         .credentials_provider(Credentials::new(&config.s3.access_key.0, &config.s3.secret_key.0, None, None, "towpath"))
         .retry_config(RetryConfig::standard().with_max_attempts(TRIES))
-        .timeout_config(TimeoutConfig::builder().connect_timeout(Duration::from_secs(3)).operation_attempt_timeout(TRY).operation_timeout(CALL).build())
+        .timeout_config(
+            TimeoutConfig::builder().connect_timeout(Duration::from_secs(3)).operation_attempt_timeout(TRY).operation_timeout(CALL).build(),
+        )
         .request_checksum_calculation(request)
         .response_checksum_validation(response)
         .force_path_style(config.s3.endpoint.is_some());

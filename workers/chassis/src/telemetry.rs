@@ -21,14 +21,17 @@ impl Telemetry {
     /// Installs logs, traces and metrics for this process.
     pub fn install(json: bool) -> Result<Self> {
         let provider = tracer_provider()?;
-        let filter = EnvFilter::try_from_env("TOWPATH_LOG").unwrap_or_else(|_| EnvFilter::new("info,sqlx=warn,async_nats=warn,aws=warn,hyper=warn"));
+        let filter =
+            EnvFilter::try_from_env("TOWPATH_LOG").unwrap_or_else(|_| EnvFilter::new("info,sqlx=warn,async_nats=warn,aws=warn,hyper=warn"));
         let stderr = std::io::stderr;
         let lines = if json {
             tracing_subscriber::fmt::layer().json().with_writer(stderr).with_filter(filter).boxed()
         } else {
             tracing_subscriber::fmt::layer().compact().with_writer(stderr).with_filter(filter).boxed()
         };
-        let traces = tracing_opentelemetry::layer().with_tracer(provider.tracer("towpath")).with_filter(tracing_subscriber::filter::LevelFilter::INFO);
+        let traces = tracing_opentelemetry::layer()
+            .with_tracer(provider.tracer("towpath"))
+            .with_filter(tracing_subscriber::filter::LevelFilter::INFO);
         tracing_subscriber::registry().with(lines).with(traces).try_init().map_err(|error| Error::Config(error.to_string()))?;
         let metrics = PrometheusBuilder::new().install_recorder().map_err(|error| Error::Config(error.to_string()))?;
         Ok(Self { provider, metrics })

@@ -29,7 +29,9 @@ fn v4_refusal(address: Ipv4Addr) -> Option<&'static str> {
         (169, 254, _) => "a link-local or metadata address",
         (10, ..) | (172, 16..=31, _) | (192, 168, _) => "a private address",
         (100, 64..=127, _) => "a shared address (RFC 6598)",
-        (0, ..) | (192, 0, 0 | 2) | (198, 18 | 19, _) | (198, 51, 100) | (203, 0, 113) | (192, 88, 99) | (224..=255, ..) => "an address with a special purpose",
+        (0, ..) | (192, 0, 0 | 2) | (198, 18 | 19, _) | (198, 51, 100) | (203, 0, 113) | (192, 88, 99) | (224..=255, ..) => {
+            "an address with a special purpose"
+        }
         _ => return None,
     })
 }
@@ -70,7 +72,10 @@ impl Resolve for Resolver {
             let first_refusal = found.iter().find_map(|address| refusal(address.ip(), &allow).map(|why| (address.ip(), why)));
             let good: Vec<SocketAddr> = found.into_iter().filter(|address| refusal(address.ip(), &allow).is_none()).collect();
             match (good.is_empty(), first_refusal) {
-                (true, Some((address, why))) => Err(Box::new(RefusedAddress(format!("{} is {address}, {why}", name.as_str()))) as Box<dyn std::error::Error + Send + Sync>),
+                (true, Some((address, why))) => {
+                    Err(Box::new(RefusedAddress(format!("{} is {address}, {why}", name.as_str())))
+                        as Box<dyn std::error::Error + Send + Sync>)
+                }
                 _ => Ok(Box::new(good.into_iter()) as Addrs),
             }
         })
@@ -96,9 +101,24 @@ mod tests {
     #[test]
     fn private_loopback_and_metadata_addresses_are_refused_in_every_spelling() {
         let spellings = [
-            "http://127.0.0.1/", "http://2130706433/", "http://0x7f.1/", "http://0177.0.0.1/", "http://[::1]/", "http://[::ffff:169.254.169.254]/",
-            "http://169.254.169.254/latest/meta-data", "http://10.0.0.8/", "http://172.31.0.1/", "http://192.168.1.1/", "http://100.64.0.1/", "http://0.0.0.0/",
-            "http://[fd00::1]/", "http://[fe80::1]/", "http://[64:ff9b::a9fe:a9fe]/", "http://[2002:7f00:1::]/", "http://[::127.0.0.1]/", "http://224.0.0.1/",
+            "http://127.0.0.1/",
+            "http://2130706433/",
+            "http://0x7f.1/",
+            "http://0177.0.0.1/",
+            "http://[::1]/",
+            "http://[::ffff:169.254.169.254]/",
+            "http://169.254.169.254/latest/meta-data",
+            "http://10.0.0.8/",
+            "http://172.31.0.1/",
+            "http://192.168.1.1/",
+            "http://100.64.0.1/",
+            "http://0.0.0.0/",
+            "http://[fd00::1]/",
+            "http://[fe80::1]/",
+            "http://[64:ff9b::a9fe:a9fe]/",
+            "http://[2002:7f00:1::]/",
+            "http://[::127.0.0.1]/",
+            "http://224.0.0.1/",
         ];
         for text in spellings {
             let url: url::Url = text.parse().expect(text);

@@ -35,7 +35,10 @@ pub enum Answer {
 pub enum Next {
     Delivered,
     /// Try again after the wait; `unknown` tells that the last attempt may have arrived.
-    Again { after: Duration, unknown: bool },
+    Again {
+        after: Duration,
+        unknown: bool,
+    },
     Dead,
 }
 

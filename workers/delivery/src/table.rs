@@ -134,7 +134,9 @@ pub(crate) async fn overdue(db: &PgPool, by: Duration) -> Result<Vec<(TenantId, 
 
 pub(crate) async fn tenant_of(work: &mut Work, ids: &[DeliveryId]) -> Result<Vec<(TenantId, DeliveryId)>> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
-    let rows = sqlx::query!("select tenant_id, id from delivery where id = any($1) and next_attempt_at is not null", &ids).fetch_all(work.db()).await?;
+    let rows = sqlx::query!("select tenant_id, id from delivery where id = any($1) and next_attempt_at is not null", &ids)
+        .fetch_all(work.db())
+        .await?;
     Ok(rows.into_iter().map(|row| (row.tenant_id.into(), row.id.into())).collect())
 }
 

@@ -22,7 +22,9 @@ const URL_BYTES: usize = 2048;
 /// Refuses a target that could never be sent to. Names are resolved at each attempt, not here.
 pub fn check_target(chassis: &Chassis, target: &WebhookTarget) -> Result<()> {
     let refuse = |detail: String| Err(Error::refused(ErrorCode::Unprocessable, detail));
-    let Ok(url) = target.url.parse::<Url>() else { return refuse(format!("deliver: `{}` is no URL", target.url.chars().take(200).collect::<String>())) };
+    let Ok(url) = target.url.parse::<Url>() else {
+        return refuse(format!("deliver: `{}` is no URL", target.url.chars().take(200).collect::<String>()));
+    };
     if target.url.len() > URL_BYTES || !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
         return refuse(format!("deliver: use an http or https URL of at most {URL_BYTES} bytes"));
     }
@@ -96,7 +98,8 @@ pub async fn attempt(chassis: &Chassis, due: &Due) -> Result<Answer> {
             Err(error) => return Ok(Answer::Refused(error.to_string())),
         };
         let signer = standardwebhooks::Webhook::new(&secret).map_err(|error| Error::broken(format!("webhook secret: {error}")))?;
-        let signature = signer.sign(&id, timestamp, body.as_bytes()).map_err(|error| Error::broken(format!("webhook signature: {error}")))?;
+        let signature =
+            signer.sign(&id, timestamp, body.as_bytes()).map_err(|error| Error::broken(format!("webhook signature: {error}")))?;
         request = request.header("webhook-signature", signature);
     }
     kill::point("send").await;

@@ -28,7 +28,12 @@ async fn handle(chassis: Chassis, batch: Vec<Command>) -> Result<Vec<Outcome>> {
         .iter()
         .filter_map(|command| match command {
             Command::Deliver { delivery, .. } => Some(*delivery),
-            Command::Admit { .. } | Command::Host { .. } | Command::Seal { .. } | Command::Observed { .. } | Command::Sealed { .. } | Command::Unknown => None,
+            Command::Admit { .. }
+            | Command::Host { .. }
+            | Command::Seal { .. }
+            | Command::Observed { .. }
+            | Command::Sealed { .. }
+            | Command::Unknown => None,
         })
         .collect();
     let mut work = chassis.begin().await?;

@@ -35,10 +35,24 @@ async fn put(chassis: &Chassis, tenant: TenantId, spooled: &Spooled) -> Result<S
 }
 
 /// Keeps an uploaded file.
-pub async fn store(chassis: &Chassis, tenant: TenantId, principal: PrincipalId, original_name: &str, media_type: &str, spooled: Spooled) -> Result<FileRef> {
+pub async fn store(
+    chassis: &Chassis,
+    tenant: TenantId,
+    principal: PrincipalId,
+    original_name: &str,
+    media_type: &str,
+    spooled: Spooled,
+) -> Result<FileRef> {
     let name = name::safe(original_name);
     let object_key = put(chassis, tenant, &spooled).await?;
-    let file = FileRef { id: FileId::mint(), name, media_type: media_type.to_owned(), size: spooled.size, status: "stored".to_owned(), reason: None };
+    let file = FileRef {
+        id: FileId::mint(),
+        name,
+        media_type: media_type.to_owned(),
+        size: spooled.size,
+        status: "stored".to_owned(),
+        reason: None,
+    };
     let mut work = chassis.begin().await?;
     object_live(&mut work, &object_key, spooled.size).await?;
     table::insert_file(&mut work, tenant, principal, &file, original_name, &spooled.sha256, &object_key).await?;

@@ -6,15 +6,16 @@ use unicode_normalization::UnicodeNormalization;
 
 /// Names that Windows reserves, with or without an extension.
 const RESERVED: [&str; 22] = [
-    "con", "prn", "aux", "nul", "com1", "com2", "com3", "com4", "com5", "com6", "com7", "com8", "com9", "lpt1", "lpt2", "lpt3", "lpt4", "lpt5", "lpt6", "lpt7", "lpt8",
-    "lpt9",
+    "con", "prn", "aux", "nul", "com1", "com2", "com3", "com4", "com5", "com6", "com7", "com8", "com9", "lpt1", "lpt2", "lpt3", "lpt4",
+    "lpt5", "lpt6", "lpt7", "lpt8", "lpt9",
 ];
 
 /// A safe name for `original`; never empty.
 pub fn safe(original: &str) -> String {
     // What comes before a separator is a path that nobody may choose.
     let last = original.rsplit(['/', '\\']).find(|part| !part.trim_matches(['.', ' ']).is_empty()).unwrap_or_default();
-    let cleaned: String = last.nfc().filter(|c| !c.is_control() && !is_bidi_control(*c)).map(|c| if "<>:\"|?*".contains(c) { '_' } else { c }).collect();
+    let cleaned: String =
+        last.nfc().filter(|c| !c.is_control() && !is_bidi_control(*c)).map(|c| if "<>:\"|?*".contains(c) { '_' } else { c }).collect();
     let trimmed = cleaned.trim_matches(' ').trim_end_matches('.');
     let mut name = if trimmed.trim_matches('.').is_empty() { "file".to_owned() } else { trimmed.to_owned() };
     let stem = name.split('.').next().unwrap_or_default().to_ascii_lowercase();

@@ -18,7 +18,9 @@ pub async fn object_begin(db: &PgPool, tenant: TenantId, key: &str) -> Result<()
 
 /// Makes an object live in the transaction that refers to it. Refused when the sweep has begun to delete it.
 pub async fn object_live(work: &mut Work, key: &str, size: u64) -> Result<()> {
-    let done = sqlx::query!("update object set state = 'live', size = $2 where key = $1 and state = 'writing'", key, size as i64).execute(work.db()).await?;
+    let done = sqlx::query!("update object set state = 'live', size = $2 where key = $1 and state = 'writing'", key, size as i64)
+        .execute(work.db())
+        .await?;
     match done.rows_affected() {
         1 => Ok(()),
         _ => Err(Error::refused(ErrorCode::Unavailable, "the upload took too long; send it again")),
@@ -118,7 +120,14 @@ pub async fn of_run(db: &PgPool, tenant: TenantId, run: RunId) -> Result<Vec<Fil
     .await?;
     Ok(rows
         .into_iter()
-        .map(|row| FileRef { id: row.id.into(), name: row.name, media_type: row.media_type, size: row.size as u64, status: "stored".to_owned(), reason: None })
+        .map(|row| FileRef {
+            id: row.id.into(),
+            name: row.name,
+            media_type: row.media_type,
+            size: row.size as u64,
+            status: "stored".to_owned(),
+            reason: None,
+        })
         .collect())
 }
 
@@ -166,11 +175,19 @@ pub(crate) async fn input_object(db: &PgPool, tenant: TenantId, run: RunId, file
 
 /// The object behind a file of the tenant, with its name and media type.
 pub async fn object_of(db: &PgPool, tenant: TenantId, file: FileId) -> Result<Option<(String, FileRef)>> {
-    let row = sqlx::query!("select object_key, name, media_type, size from file where id = $1 and tenant_id = $2", file.uuid(), tenant.uuid())
-        .fetch_optional(db)
-        .await?;
+    let row =
+        sqlx::query!("select object_key, name, media_type, size from file where id = $1 and tenant_id = $2", file.uuid(), tenant.uuid())
+            .fetch_optional(db)
+            .await?;
     Ok(row.map(|row| {
-        let file = FileRef { id: file, name: row.name, media_type: row.media_type, size: row.size as u64, status: "stored".to_owned(), reason: None };
+        let file = FileRef {
+            id: file,
+            name: row.name,
+            media_type: row.media_type,
+            size: row.size as u64,
+            status: "stored".to_owned(),
+            reason: None,
+        };
         (row.object_key, file)
     }))
 }
@@ -194,13 +211,17 @@ pub struct Content<'a> {
     pub object_key: &'a str,
 }
 
-/// Records an output that is in the store, in place of an older one of that name.
+/// Records an output that is in the store, in place of an older one of that name, whose object the sweep deletes. One of an older epoch than what is
+/// there does not count, and its object is never live.
 pub async fn output_stored(work: &mut Work, tenant: TenantId, run: RunId, epoch: i32, name: &str, content: Content<'_>) -> Result<()> {
-    object_live(work, content.object_key, content.size).await?;
-    sqlx::query!(
-        "insert into output (run_id, name, tenant_id, epoch, size, sha256, object_key, status) values ($1, $2, $3, $4, $5, $6, $7, 'stored')
-         on conflict (run_id, name) do update set epoch = excluded.epoch, size = excluded.size, sha256 = excluded.sha256,
-             object_key = excluded.object_key, status = 'stored', reason = null where output.epoch <= excluded.epoch",
+    let stored = sqlx::query!(
+        r#"with old as (select object_key from output where run_id = $1 and name = $2),
+             stored as (
+                 insert into output (run_id, name, tenant_id, epoch, size, sha256, object_key, status) values ($1, $2, $3, $4, $5, $6, $7, 'stored')
+                 on conflict (run_id, name) do update set epoch = excluded.epoch, size = excluded.size, sha256 = excluded.sha256,
+                     object_key = excluded.object_key, status = 'stored', reason = null where output.epoch <= excluded.epoch
+                 returning name)
+           select (select object_key from old) as replaced from stored"#,
         run.uuid(),
         name,
         tenant.uuid(),
@@ -209,13 +230,26 @@ pub async fn output_stored(work: &mut Work, tenant: TenantId, run: RunId, epoch:
         content.sha256,
         content.object_key
     )
-    .execute(work.db())
+    .fetch_optional(work.db())
     .await?;
+    let Some(stored) = stored else { return Ok(()) };
+    object_live(work, content.object_key, content.size).await?;
+    if let Some(replaced) = stored.replaced.filter(|replaced| replaced != content.object_key) {
+        sqlx::query!("update object set state = 'deleting' where key = $1 and state = 'live'", replaced).execute(work.db()).await?;
+    }
     Ok(())
 }
 
 /// Records an output that is not kept, and why (TOLD).
-pub async fn output_unavailable(work: &mut Work, tenant: TenantId, run: RunId, epoch: i32, name: &str, size: u64, reason: &str) -> Result<()> {
+pub async fn output_unavailable(
+    work: &mut Work,
+    tenant: TenantId,
+    run: RunId,
+    epoch: i32,
+    name: &str,
+    size: u64,
+    reason: &str,
+) -> Result<()> {
     sqlx::query!(
         "insert into output (run_id, name, tenant_id, epoch, size, status, reason) values ($1, $2, $3, $4, $5, 'unavailable', $6)
          on conflict (run_id, name) do nothing",
@@ -232,9 +266,13 @@ pub async fn output_unavailable(work: &mut Work, tenant: TenantId, run: RunId, e
 }
 
 pub async fn outputs(db: &PgPool, tenant: TenantId, run: RunId) -> Result<Vec<Output>> {
-    let rows = sqlx::query!("select name, size, sha256, status, reason, object_key from output where run_id = $1 and tenant_id = $2 order by name", run.uuid(), tenant.uuid())
-        .fetch_all(db)
-        .await?;
+    let rows = sqlx::query!(
+        "select name, size, sha256, status, reason, object_key from output where run_id = $1 and tenant_id = $2 order by name",
+        run.uuid(),
+        tenant.uuid()
+    )
+    .fetch_all(db)
+    .await?;
     Ok(rows
         .into_iter()
         .map(|row| Output {

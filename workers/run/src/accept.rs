@@ -59,7 +59,9 @@ pub async fn accept(work: &mut Work, accepts: &[&Accept]) -> Result<Vec<std::res
     table::insert_targets(work, &targets).await?;
     let files: Vec<_> = written
         .iter()
-        .flat_map(|accept| accept.files.iter().enumerate().map(|(n, file)| (accept.row.id, i32::try_from(n).unwrap_or(i32::MAX), accept.row.tenant, *file)))
+        .flat_map(|accept| {
+            accept.files.iter().enumerate().map(|(n, file)| (accept.row.id, i32::try_from(n).unwrap_or(i32::MAX), accept.row.tenant, *file))
+        })
         .collect();
     towpath_file::attach_to_runs(work, &files).await?;
     let mut backends: Vec<&str> = written.iter().map(|accept| accept.row.backend).collect();
@@ -180,7 +182,10 @@ fn check_steer(new: &NewSteerRow) -> Result<()> {
         return Err(Error::refused(ErrorCode::Unprocessable, "message: it is empty"));
     }
     if new.message.len() > STEER_BYTES {
-        return Err(Error::refused(ErrorCode::SteerTooLong, format!("the message has {} bytes, at most {STEER_BYTES} are possible", new.message.len())));
+        return Err(Error::refused(
+            ErrorCode::SteerTooLong,
+            format!("the message has {} bytes, at most {STEER_BYTES} are possible", new.message.len()),
+        ));
     }
     if new.message.contains('\0') {
         return Err(Error::refused(ErrorCode::NulCharacter, "message: it holds U+0000"));
@@ -205,7 +210,9 @@ async fn steer_once(chassis: &Chassis, new: &NewSteerRow) -> Result<(SteerId, bo
     }
     match run.machine.state {
         RunState::Queued | RunState::Starting | RunState::Running => {}
-        RunState::Stopping | RunState::Finishing => return Err(Error::refused(ErrorCode::RunEnding, format!("{} is {}", new.run, run.machine.state))),
+        RunState::Stopping | RunState::Finishing => {
+            return Err(Error::refused(ErrorCode::RunEnding, format!("{} is {}", new.run, run.machine.state)));
+        }
         RunState::Succeeded | RunState::Failed | RunState::Canceled | RunState::TimedOut => {
             return Err(Error::refused(ErrorCode::RunEnded, format!("{} has ended: {}", new.run, run.machine.state)));
         }

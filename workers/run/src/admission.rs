@@ -5,12 +5,7 @@ use std::collections::HashMap;
 
 use towpath_chassis::{Chassis, Error, Result, Work};
 use towpath_sandbox::Asked;
-use towpath_schemas::{
-    agent::Sandbox,
-    command::Command,
-    guest::Walls,
-    id::TenantId,
-};
+use towpath_schemas::{agent::Sandbox, command::Command, guest::Walls, id::TenantId};
 
 use crate::{
     apply::{Applied, Happening, apply},
@@ -78,7 +73,8 @@ async fn admit_some(work: &mut Work, pool: &str) -> Result<(u64, bool)> {
     }
     table::take(work, pool, &slots).await?;
     towpath_sandbox::ask(work, &asked).await?;
-    let steps: Vec<_> = slots.iter().map(|(run, epoch, tenant, _)| (*run, *epoch, *tenant, "admitted".to_owned(), Some(pool.to_owned()))).collect();
+    let steps: Vec<_> =
+        slots.iter().map(|(run, epoch, tenant, _)| (*run, *epoch, *tenant, "admitted".to_owned(), Some(pool.to_owned()))).collect();
     crate::table::step(work, &steps).await?;
     Ok((slots.len() as u64, slots.len() as i64 == BATCH))
 }
@@ -103,7 +99,9 @@ fn choose(mut waiting: Vec<Waiting>, mut running: HashMap<TenantId, i64>, free: 
         let best = waiting
             .iter()
             .enumerate()
-            .min_by_key(|(_, one)| (std::cmp::Reverse(one.priority), running.get(&one.tenant).copied().unwrap_or(0), one.created_at, one.run))
+            .min_by_key(|(_, one)| {
+                (std::cmp::Reverse(one.priority), running.get(&one.tenant).copied().unwrap_or(0), one.created_at, one.run)
+            })
             .map(|(index, _)| index);
         let Some(best) = best else { break };
         let one = waiting.remove(best);
@@ -121,7 +119,13 @@ mod tests {
     use super::*;
 
     fn waiting(tenant: TenantId, priority: i16, age: i64) -> Waiting {
-        Waiting { run: RunId::mint(), tenant, priority, created_at: DateTime::from_timestamp(age, 0).expect("time"), sandbox: serde_json::json!({}) }
+        Waiting {
+            run: RunId::mint(),
+            tenant,
+            priority,
+            created_at: DateTime::from_timestamp(age, 0).expect("time"),
+            sandbox: serde_json::json!({}),
+        }
     }
 
     #[test]

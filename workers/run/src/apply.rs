@@ -5,14 +5,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use towpath_chassis::{Error, Result, Work, telemetry, timer};
 use towpath_schemas::{
-    ErrorCode,
-    event,
+    ErrorCode, event,
     id::{RunId, TenantId},
 };
 
 use crate::{
-    admission,
-    settle,
+    admission, settle,
     state::{Effect, On, Verdict, decide},
     table::{self, Entry, Locked},
 };
@@ -88,7 +86,10 @@ pub async fn apply(work: &mut Work, happenings: &[Happening]) -> Result<Vec<Appl
             }
         }
     }
-    let moved: Vec<(Locked, i64)> = rows.into_values().filter_map(|run| read.get(&run.id).filter(|read| **read != run.revision).map(|read| (run.clone(), *read))).collect();
+    let moved: Vec<(Locked, i64)> = rows
+        .into_values()
+        .filter_map(|run| read.get(&run.id).filter(|read| **read != run.revision).map(|read| (run.clone(), *read)))
+        .collect();
     if !moved.is_empty() {
         table::write(work, &moved).await?;
         table::history(work, &entries).await?;
@@ -103,7 +104,9 @@ pub async fn apply(work: &mut Work, happenings: &[Happening]) -> Result<Vec<Appl
 /// One span for each move, in the trace of the request that made the run.
 fn trace(before: &Locked, after: &Locked, happening: &Happening) {
     let span = telemetry::span_from(happening.on.word(), after.traceparent.as_deref());
-    span.in_scope(|| tracing::debug!(run = %after.id, from = %before.machine.state, to = %after.machine.state, actor = happening.actor, "moved"));
+    span.in_scope(
+        || tracing::debug!(run = %after.id, from = %before.machine.state, to = %after.machine.state, actor = happening.actor, "moved"),
+    );
 }
 
 fn entry(before: &Locked, after: &Locked, happening: &Happening) -> Entry {
@@ -127,8 +130,12 @@ fn entry(before: &Locked, after: &Locked, happening: &Happening) -> Entry {
 
 /// Performs effects kind by kind, in the one order of locks: slots and workspaces, steers, sandboxes, transcripts, deliveries.
 async fn perform(work: &mut Work, effects: Vec<(Locked, Locked, Effect)>) -> Result<()> {
-    let of = |kind: Effect| -> Vec<(&Locked, &Locked)> { effects.iter().filter(|(_, _, effect)| *effect == kind).map(|(before, after, _)| (before, after)).collect() };
-    let epochs = |runs: Vec<(&Locked, &Locked)>| -> Vec<(RunId, i32, TenantId)> { runs.into_iter().map(|(before, _)| (before.id, before.machine.epoch, before.tenant)).collect() };
+    let of = |kind: Effect| -> Vec<(&Locked, &Locked)> {
+        effects.iter().filter(|(_, _, effect)| *effect == kind).map(|(before, after, _)| (before, after)).collect()
+    };
+    let epochs = |runs: Vec<(&Locked, &Locked)>| -> Vec<(RunId, i32, TenantId)> {
+        runs.into_iter().map(|(before, _)| (before.id, before.machine.epoch, before.tenant)).collect()
+    };
     let ids = |runs: Vec<(&Locked, &Locked)>| -> Vec<RunId> { runs.into_iter().map(|(_, after)| after.id).collect() };
 
     let freed: Vec<(RunId, i32)> = epochs(of(Effect::ReleaseSlot)).into_iter().map(|(run, epoch, _)| (run, epoch)).collect();
@@ -165,11 +172,11 @@ async fn timers(work: &mut Work, effects: &[(Locked, Locked, Effect)]) -> Result
         let key = epoch_key(run.id, run.machine.epoch);
         match effect {
             Effect::CreateSandbox => timer::set(work, TIMER_START, &[key], run.start).await?,
-            Effect::OpenRecord => timer::clear(work, &[TIMER_START], &[key]).await?,
+            Effect::OpenRecord | Effect::Requeue => timer::clear(work, &[TIMER_START], &[key]).await?,
             Effect::Stop => timer::set(work, TIMER_WANTED, &[run.id.to_string()], limits.settle_wanted).await?,
             Effect::AwaitRecord => timer::set(work, TIMER_SEAL, &[key], limits.seal_max).await?,
             Effect::Settle => timer::clear(work, &[TIMER_WANTED, TIMER_SEAL, TIMER_START], &[key, run.id.to_string()]).await?,
-            Effect::ReleaseSlot | Effect::ReleaseWorkspace | Effect::LoseEpoch | Effect::DropSandbox | Effect::Requeue => {}
+            Effect::ReleaseSlot | Effect::ReleaseWorkspace | Effect::LoseEpoch | Effect::DropSandbox => {}
         }
     }
     Ok(())

@@ -28,7 +28,11 @@ pub struct Reporter {
 #[derive(Debug, Clone)]
 pub enum Greeting {
     /// Bound, now or before. `stop`: the end that is wanted already.
-    Welcome { reporter: Reporter, sealed: u64, stop: Option<Stop> },
+    Welcome {
+        reporter: Reporter,
+        sealed: u64,
+        stop: Option<Stop>,
+    },
     Fenced(&'static str),
 }
 
@@ -64,12 +68,16 @@ pub async fn hello(chassis: &Chassis, hello: &Hello) -> Result<Greeting> {
             table::step(&mut work, &[(run.id, hello.epoch, run.tenant, "connected".to_owned(), None)]).await?;
             run
         }
-        Some(Applied::Unchanged(run)) if run.machine.epoch == hello.epoch && run.machine.incarnation.as_deref() == Some(&hello.incarnation) => {
+        Some(Applied::Unchanged(run))
+            if run.machine.epoch == hello.epoch && run.machine.incarnation.as_deref() == Some(&hello.incarnation) =>
+        {
             // The same supervisor again; its identity may be completer now.
             towpath_sandbox::bind(&mut work, hello.run, hello.epoch, &hello.incarnation, &key_sha256, &hello.identity).await?;
             run
         }
-        Some(Applied::Unchanged(_) | Applied::Refused(..) | Applied::NoSuchRun) | None => return Ok(Greeting::Fenced("the run has gone on without it")),
+        Some(Applied::Unchanged(_) | Applied::Refused(..) | Applied::NoSuchRun) | None => {
+            return Ok(Greeting::Fenced("the run has gone on without it"));
+        }
     };
     let stop = stop_of(&run);
     work.commit().await?;

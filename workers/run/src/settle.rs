@@ -38,9 +38,7 @@ fn body(mut run: Run, result: Option<towpath_schemas::body::RunResult>) -> Resul
     run.prompt = None;
     run.files = None;
     run.result = result;
-    let make = |run: &Run| {
-        serde_json::json!({ "type": "run.ended", "timestamp": clock::wall().to_rfc3339(), "data": { "run": run, "link": link } })
-    };
+    let make = |run: &Run| serde_json::json!({ "type": "run.ended", "timestamp": clock::wall().to_rfc3339(), "data": { "run": run, "link": link } });
     loop {
         let body = make(&run);
         let over = body.to_string().len().saturating_sub(WEBHOOK_BODY_BYTES);

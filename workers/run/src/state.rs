@@ -49,28 +49,49 @@ pub enum On {
     /// A slot was taken for it.
     Admitted,
     /// A supervisor said hello.
-    Bound { epoch: i32, incarnation: String },
+    Bound {
+        epoch: i32,
+        incarnation: String,
+    },
     Cancel,
     /// The run's own deadline has passed.
     Deadline,
     /// It worked longer than it may (`maximum`), or nothing moved for too long (`idle`).
-    TimeLimit { reason: &'static str },
+    TimeLimit {
+        reason: &'static str,
+    },
     /// The sandbox of this epoch did not bind in time.
-    StartDeadline { epoch: i32 },
+    StartDeadline {
+        epoch: i32,
+    },
     /// The backend can never start it.
-    Refused { epoch: i32, reason: String, message: String },
+    Refused {
+        epoch: i32,
+        reason: String,
+        message: String,
+    },
     /// The supervisor says that the command and all its children have ended.
-    Ended { epoch: i32, incarnation: String, exited: Exited },
+    Ended {
+        epoch: i32,
+        incarnation: String,
+        exited: Exited,
+    },
     /// The sandbox of this epoch is proved to be gone.
-    Absent { epoch: i32 },
+    Absent {
+        epoch: i32,
+    },
     /// A person's word that it is gone.
     Abandon,
     /// `settle_wanted` has passed since `wanted` was set.
     WantedOverdue,
     /// The record of this epoch is closed, by its end record or by a gap marker.
-    Sealed { epoch: i32 },
+    Sealed {
+        epoch: i32,
+    },
     /// `seal_max` has passed since the command ended.
-    SealOverdue { epoch: i32 },
+    SealOverdue {
+        epoch: i32,
+    },
 }
 
 impl On {
@@ -162,7 +183,9 @@ pub fn decide(run: &Machine, on: &On) -> Verdict {
             next.starts += 1;
             next.explain(Some("start_retry"), Some("the sandbox was gone before it started anything; it is started again"));
         }
-        (Starting, On::Absent { .. } | On::Abandon) => next.end(Failed, "start_failed", "the sandbox was gone before it started anything, each time it was tried"),
+        (Starting, On::Absent { .. } | On::Abandon) => {
+            next.end(Failed, "start_failed", "the sandbox was gone before it started anything, each time it was tried")
+        }
 
         (Running, On::Ended { incarnation, exited, .. }) if run.is_bound_to(incarnation) => next.command_ended(exited),
         (Running, On::Cancel) => next.want(Canceled, "canceled", "asked to stop"),
@@ -349,7 +372,9 @@ impl Machine {
             Exited { exit: Exit { oom: Some(true), .. }, .. } => {
                 (RunState::Failed, Some("out_of_memory".to_owned()), Some("it used more memory than its sandbox may".to_owned()))
             }
-            Exited { exit: Exit { code: Some(code), .. }, .. } => (RunState::Failed, Some("exit_code".to_owned()), Some(format!("the command exited with code {code}"))),
+            Exited { exit: Exit { code: Some(code), .. }, .. } => {
+                (RunState::Failed, Some("exit_code".to_owned()), Some(format!("the command exited with code {code}")))
+            }
             Exited { exit: Exit { signal: Some(signal), .. }, .. } => {
                 (RunState::Failed, Some("signal".to_owned()), Some(format!("the command was ended by signal {signal}")))
             }

@@ -19,8 +19,12 @@ use crate::{
 pub fn timers(timers: Timers) -> Timers {
     timers
         .on(TIMER_WANTED, |work, keys| boxed(fire(work, keys, |key| Some((key.parse().ok()?, On::WantedOverdue)))))
-        .on(TIMER_START, |work, keys| boxed(fire(work, keys, |key| parse_epoch_key(key).map(|(run, epoch)| (run, On::StartDeadline { epoch })))))
-        .on(TIMER_SEAL, |work, keys| boxed(fire(work, keys, |key| parse_epoch_key(key).map(|(run, epoch)| (run, On::SealOverdue { epoch })))))
+        .on(TIMER_START, |work, keys| {
+            boxed(fire(work, keys, |key| parse_epoch_key(key).map(|(run, epoch)| (run, On::StartDeadline { epoch }))))
+        })
+        .on(TIMER_SEAL, |work, keys| {
+            boxed(fire(work, keys, |key| parse_epoch_key(key).map(|(run, epoch)| (run, On::SealOverdue { epoch }))))
+        })
 }
 
 async fn fire(work: &mut Work, keys: Vec<String>, read: fn(&str) -> Option<(RunId, On)>) -> Result<()> {
@@ -30,10 +34,7 @@ async fn fire(work: &mut Work, keys: Vec<String>, read: fn(&str) -> Option<(RunI
 }
 
 pub fn sweeps() -> Vec<Sweep> {
-    vec![
-        Sweep::new("pools with room", Duration::from_secs(5), room),
-        Sweep::new("untold facts", Duration::from_secs(5), untold),
-    ]
+    vec![Sweep::new("pools with room", Duration::from_secs(5), room), Sweep::new("untold facts", Duration::from_secs(5), untold)]
 }
 
 async fn room(chassis: Chassis) -> Result<u64> {

@@ -81,7 +81,9 @@ pub async fn lock(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<Locked>> 
 pub(crate) async fn write(work: &mut Work, moved: &[(Locked, i64)]) -> Result<()> {
     let each = |f: &dyn Fn(&Locked) -> Option<String>| -> Vec<Option<String>> { moved.iter().map(|(run, _)| f(run)).collect() };
     let numbers = |f: &dyn Fn(&Locked) -> i32| -> Vec<i32> { moved.iter().map(|(run, _)| f(run)).collect() };
-    let exits = |f: &dyn Fn(&Exited) -> Option<i32>| -> Vec<Option<i32>> { moved.iter().map(|(run, _)| run.machine.exited.as_ref().and_then(f)).collect() };
+    let exits = |f: &dyn Fn(&Exited) -> Option<i32>| -> Vec<Option<i32>> {
+        moved.iter().map(|(run, _)| run.machine.exited.as_ref().and_then(f)).collect()
+    };
     let ids: Vec<Uuid> = moved.iter().map(|(run, _)| run.id.uuid()).collect();
     let read: Vec<i64> = moved.iter().map(|(_, read)| *read).collect();
     let revisions: Vec<i64> = moved.iter().map(|(run, _)| run.revision).collect();
@@ -179,7 +181,9 @@ pub(crate) async fn history(work: &mut Work, entries: &[Entry]) -> Result<()> {
 
 /// Gives the run a new revision for something that is no move of its own (a steer). The caller holds the row's lock.
 pub(crate) async fn next_revision(work: &mut Work, run: RunId) -> Result<i64> {
-    Ok(sqlx::query_scalar!("update run set revision = revision + 1 where id = $1 returning revision", run.uuid()).fetch_one(work.db()).await?)
+    Ok(sqlx::query_scalar!("update run set revision = revision + 1 where id = $1 returning revision", run.uuid())
+        .fetch_one(work.db())
+        .await?)
 }
 
 /// A run about to be accepted.
@@ -298,8 +302,13 @@ pub(crate) async fn insert_targets(work: &mut Work, rows: &[TargetRow]) -> Resul
 
 pub(crate) async fn targets(work: &mut Work, runs: &[RunId]) -> Result<Vec<TargetRow>> {
     let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
-    let rows = sqlx::query!("select run_id, n, tenant_id, url, secret from run_target where run_id = any($1) order by run_id, n", &ids).fetch_all(work.db()).await?;
-    Ok(rows.into_iter().map(|row| TargetRow { run: row.run_id.into(), n: row.n, tenant: row.tenant_id.into(), url: row.url, secret: row.secret }).collect())
+    let rows = sqlx::query!("select run_id, n, tenant_id, url, secret from run_target where run_id = any($1) order by run_id, n", &ids)
+        .fetch_all(work.db())
+        .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| TargetRow { run: row.run_id.into(), n: row.n, tenant: row.tenant_id.into(), url: row.url, secret: row.secret })
+        .collect())
 }
 
 /// A step of the start; the first of its name in an epoch counts.

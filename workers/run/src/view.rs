@@ -64,7 +64,11 @@ fn run_of(row: &sqlx::postgres::PgRow) -> Result<Run> {
         priority: row.try_get("priority")?,
         files: None,
         result: None,
-        exit: if exited { Some(Exit { code: row.try_get("exit_code")?, signal: row.try_get("exit_signal")?, oom: row.try_get("exit_oom")? }) } else { None },
+        exit: if exited {
+            Some(Exit { code: row.try_get("exit_code")?, signal: row.try_get("exit_signal")?, oom: row.try_get("exit_oom")? })
+        } else {
+            None
+        },
         epoch: row.try_get("epoch")?,
         revision: row.try_get("revision")?,
         startup: Vec::new(),
@@ -94,19 +98,34 @@ fn word(text: &str) -> Result<RunState> {
 /// One run of the tenant, with everything.
 pub async fn run(db: &PgPool, tenant: TenantId, id: RunId) -> Result<Run> {
     let sql = format!("select {COLUMNS} from run where id = $1 and tenant_id = $2");
-    let row = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(id.uuid()).bind(tenant.uuid()).fetch_optional(db).await?.ok_or_else(|| crate::apply::no_such_run(id))?;
-    let mut run = run_of(&row)?;
-    run.prompt = row.try_get("prompt")?;
-    run.result = sqlx::query_as!(RunResultRow, "select text, truncated from run_result where run_id = $1 and tenant_id = $2", id.uuid(), tenant.uuid())
+    let row = sqlx::query(sqlx::AssertSqlSafe(sql))
+        .bind(id.uuid())
+        .bind(tenant.uuid())
         .fetch_optional(db)
         .await?
-        .map(|row| RunResult { text: row.text, truncated: row.truncated });
-    run.startup = sqlx::query!("select step, at, detail from run_step where run_id = $1 and tenant_id = $2 and epoch = $3 order by at, step", id.uuid(), tenant.uuid(), run.epoch)
-        .fetch_all(db)
-        .await?
-        .into_iter()
-        .map(|row| Step { step: row.step, at: row.at, detail: row.detail })
-        .collect();
+        .ok_or_else(|| crate::apply::no_such_run(id))?;
+    let mut run = run_of(&row)?;
+    run.prompt = row.try_get("prompt")?;
+    run.result = sqlx::query_as!(
+        RunResultRow,
+        "select text, truncated from run_result where run_id = $1 and tenant_id = $2",
+        id.uuid(),
+        tenant.uuid()
+    )
+    .fetch_optional(db)
+    .await?
+    .map(|row| RunResult { text: row.text, truncated: row.truncated });
+    run.startup = sqlx::query!(
+        "select step, at, detail from run_step where run_id = $1 and tenant_id = $2 and epoch = $3 order by at, step",
+        id.uuid(),
+        tenant.uuid(),
+        run.epoch
+    )
+    .fetch_all(db)
+    .await?
+    .into_iter()
+    .map(|row| Step { step: row.step, at: row.at, detail: row.detail })
+    .collect();
     run.files = Some(towpath_file::of_run(db, tenant, id).await?);
     Ok(run)
 }
@@ -128,8 +147,13 @@ pub async fn state(db: &PgPool, tenant: TenantId, id: RunId) -> Result<(RunState
 pub(crate) async fn for_delivery(db: &mut PgConnection, id: RunId) -> Result<ForDelivery> {
     let sql = format!("select {COLUMNS} from run where id = $1");
     let row = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(id.uuid()).fetch_one(&mut *db).await?;
-    let result = sqlx::query_as!(RunResultRow, "select text, truncated from run_result where run_id = $1", id.uuid()).fetch_optional(db).await?;
-    Ok(ForDelivery { run: run_of(&row)?, result: result.map(|row| RunResult { text: row.text, truncated: row.truncated }), traceparent: row.try_get("traceparent")? })
+    let result =
+        sqlx::query_as!(RunResultRow, "select text, truncated from run_result where run_id = $1", id.uuid()).fetch_optional(db).await?;
+    Ok(ForDelivery {
+        run: run_of(&row)?,
+        result: result.map(|row| RunResult { text: row.text, truncated: row.truncated }),
+        traceparent: row.try_get("traceparent")?,
+    })
 }
 
 /// A page of the tenant's runs, newest first.
@@ -216,10 +240,13 @@ pub struct Origin {
 }
 
 pub async fn origin(db: &PgPool, id: RunId) -> Result<Origin> {
-    let row = sqlx::query!("select tenant_id, session_id, principal_id, agent_id, agent_name, agent_version, prompt, mode, grace_s from run where id = $1", id.uuid())
-        .fetch_optional(db)
-        .await?
-        .ok_or_else(|| crate::apply::no_such_run(id))?;
+    let row = sqlx::query!(
+        "select tenant_id, session_id, principal_id, agent_id, agent_name, agent_version, prompt, mode, grace_s from run where id = $1",
+        id.uuid()
+    )
+    .fetch_optional(db)
+    .await?
+    .ok_or_else(|| crate::apply::no_such_run(id))?;
     Ok(Origin {
         tenant: row.tenant_id.into(),
         session: row.session_id.into(),
@@ -234,7 +261,11 @@ pub async fn origin(db: &PgPool, id: RunId) -> Result<Origin> {
 }
 
 /// The live run and the number of runs of each session.
-pub async fn of_sessions(db: &PgPool, tenant: TenantId, sessions: &[SessionId]) -> Result<Vec<(SessionId, Option<RunId>, i64, Option<String>)>> {
+pub async fn of_sessions(
+    db: &PgPool,
+    tenant: TenantId,
+    sessions: &[SessionId],
+) -> Result<Vec<(SessionId, Option<RunId>, i64, Option<String>)>> {
     let ids: Vec<Uuid> = sessions.iter().map(|session| session.uuid()).collect();
     let rows = sqlx::query!(
         r#"select session as "session!", (select id from run where session_id = session and state in ('queued', 'starting', 'running', 'stopping', 'finishing')) as live,

@@ -97,10 +97,19 @@ pub struct Credential {
 }
 
 pub async fn credential(db: &PgPool, run: RunId, epoch: i32) -> Result<Option<Credential>> {
-    let row = sqlx::query!("select tenant_id, incarnation, key_sha256, unwanted from sandbox where run_id = $1 and epoch = $2", run.uuid(), epoch)
-        .fetch_optional(db)
-        .await?;
-    Ok(row.map(|row| Credential { tenant: row.tenant_id.into(), incarnation: row.incarnation, key_sha256: row.key_sha256, unwanted: row.unwanted }))
+    let row = sqlx::query!(
+        "select tenant_id, incarnation, key_sha256, unwanted from sandbox where run_id = $1 and epoch = $2",
+        run.uuid(),
+        epoch
+    )
+    .fetch_optional(db)
+    .await?;
+    Ok(row.map(|row| Credential {
+        tenant: row.tenant_id.into(),
+        incarnation: row.incarnation,
+        key_sha256: row.key_sha256,
+        unwanted: row.unwanted,
+    }))
 }
 
 /// Records that a gateway heard from these sandboxes.
@@ -233,14 +242,20 @@ pub async fn facts(work: &mut Work, sandboxes: &[(RunId, i32)]) -> Result<Vec<Fa
 
 /// A person said that it is gone; its host stops looking.
 pub async fn abandon(work: &mut Work, run: RunId, epoch: i32) -> Result<()> {
-    sqlx::query!("update sandbox set state = 'gone', gone_at = now(), unwanted = true where run_id = $1 and epoch = $2 and state <> 'gone'", run.uuid(), epoch)
-        .execute(work.db())
-        .await?;
+    sqlx::query!(
+        "update sandbox set state = 'gone', gone_at = now(), unwanted = true where run_id = $1 and epoch = $2 and state <> 'gone'",
+        run.uuid(),
+        epoch
+    )
+    .execute(work.db())
+    .await?;
     Ok(())
 }
 
 /// Does anybody still count on this sandbox?
 pub async fn is_wanted(work: &mut Work, run: RunId, epoch: i32) -> Result<bool> {
-    let unwanted = sqlx::query_scalar!("select unwanted from sandbox where run_id = $1 and epoch = $2", run.uuid(), epoch).fetch_optional(work.db()).await?;
+    let unwanted = sqlx::query_scalar!("select unwanted from sandbox where run_id = $1 and epoch = $2", run.uuid(), epoch)
+        .fetch_optional(work.db())
+        .await?;
     Ok(unwanted == Some(false))
 }

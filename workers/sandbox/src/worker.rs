@@ -50,7 +50,8 @@ impl Host {
     /// Looks at the host's sandboxes, all or those of `runs`; how many were not yet as they should be.
     pub async fn attend(&self, chassis: &Chassis, runs: Option<&[RunId]>) -> Result<u64> {
         let rows = table::of_host(&chassis.db, &chassis.config.host, runs).await?;
-        let results: Vec<Result<bool>> = stream::iter(rows).map(|row| self.attend_to(chassis, row)).buffer_unordered(AT_A_TIME).collect().await;
+        let results: Vec<Result<bool>> =
+            stream::iter(rows).map(|row| self.attend_to(chassis, row)).buffer_unordered(AT_A_TIME).collect().await;
         let mut changed = 0;
         let mut failure = None;
         for result in results {
@@ -109,7 +110,8 @@ impl Host {
 
     fn spec(&self, chassis: &Chassis, row: &Row) -> Result<SandboxSpec> {
         let config = &chassis.config;
-        let workspace = self.backend.workspace(row.session).map_err(|error| Error::broken(format!("workspace of {}: {error}", row.session)))?;
+        let workspace =
+            self.backend.workspace(row.session).map_err(|error| Error::broken(format!("workspace of {}: {error}", row.session)))?;
         let mut walls = row.walls.clone();
         walls.uid = self.backend.uid_for(row.session);
         Ok(SandboxSpec {

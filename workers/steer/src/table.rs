@@ -13,7 +13,15 @@ use uuid::Uuid;
 use crate::state::{at_loss, at_settling, from_word, moves, word};
 
 /// Inserts a steer as its run's next. The caller holds the run row's lock.
-pub async fn insert(work: &mut Work, tenant: TenantId, run: RunId, id: SteerId, principal: PrincipalId, message: &str, files: &[FileId]) -> Result<i64> {
+pub async fn insert(
+    work: &mut Work,
+    tenant: TenantId,
+    run: RunId,
+    id: SteerId,
+    principal: PrincipalId,
+    message: &str,
+    files: &[FileId],
+) -> Result<i64> {
     let ordinal = sqlx::query_scalar!(
         r#"insert into steer (id, tenant_id, run_id, ordinal, message, state, principal_id)
            values ($1, $2, $3, (select coalesce(max(ordinal), 0) + 1 from steer where run_id = $3), $4, 'queued', $5) returning ordinal"#,
@@ -33,9 +41,12 @@ pub async fn insert(work: &mut Work, tenant: TenantId, run: RunId, id: SteerId, 
 
 /// How many steers of the run are open.
 pub async fn open_count(work: &mut Work, run: RunId) -> Result<i64> {
-    Ok(sqlx::query_scalar!(r#"select count(*) as "count!" from steer where run_id = $1 and state in ('queued', 'sent', 'written')"#, run.uuid())
-        .fetch_one(work.db())
-        .await?)
+    Ok(sqlx::query_scalar!(
+        r#"select count(*) as "count!" from steer where run_id = $1 and state in ('queued', 'sent', 'written')"#,
+        run.uuid()
+    )
+    .fetch_one(work.db())
+    .await?)
 }
 
 /// The steers of live epochs that their supervisor may not have yet, in order: `queued` ones, and `sent` ones again (it drops ids it knows).
@@ -104,9 +115,12 @@ async fn end_by(work: &mut Work, runs: &[RunId], rule: fn(SteerState) -> SteerSt
 
 async fn open(work: &mut Work, runs: &[RunId]) -> Result<Vec<(RunId, SteerId, SteerState)>> {
     let runs: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
-    let rows = sqlx::query!("select run_id, id, state from steer where run_id = any($1) and state in ('queued', 'sent', 'written') order by id for update", &runs)
-        .fetch_all(work.db())
-        .await?;
+    let rows = sqlx::query!(
+        "select run_id, id, state from steer where run_id = any($1) and state in ('queued', 'sent', 'written') order by id for update",
+        &runs
+    )
+    .fetch_all(work.db())
+    .await?;
     rows.into_iter().map(|row| Ok((row.run_id.into(), row.id.into(), state_of(&row.state)?))).collect()
 }
 

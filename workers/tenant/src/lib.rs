@@ -72,7 +72,8 @@ pub async fn create_token(chassis: &Chassis, tenant: TenantId, new: &NewToken) -
     let mut work = chassis.begin().await?;
     let principal = table::ensure_principal(&mut work, tenant, "user", &new.principal).await?;
     let id = TokenId::mint();
-    let expires_at = table::insert_token(&mut work, id, tenant, principal, &secret::sha256(secret_text.as_bytes()), &new.scopes, new.days).await?;
+    let expires_at =
+        table::insert_token(&mut work, id, tenant, principal, &secret::sha256(secret_text.as_bytes()), &new.scopes, new.days).await?;
     work.commit().await?;
     Ok(Token {
         id,

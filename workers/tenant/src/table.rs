@@ -12,9 +12,12 @@ use towpath_schemas::{
 use crate::{Caller, Scope};
 
 pub(crate) async fn caller(db: &PgPool, sha256: &[u8]) -> Result<Option<Caller>> {
-    let row = sqlx::query!("select id, tenant_id, principal_id, scopes from token where sha256 = $1 and expires_at > now() and revoked_at is null", sha256)
-        .fetch_optional(db)
-        .await?;
+    let row = sqlx::query!(
+        "select id, tenant_id, principal_id, scopes from token where sha256 = $1 and expires_at > now() and revoked_at is null",
+        sha256
+    )
+    .fetch_optional(db)
+    .await?;
     Ok(row.map(|row| Caller {
         tenant: row.tenant_id.into(),
         principal: row.principal_id.into(),
@@ -85,9 +88,13 @@ pub async fn tokens(chassis: &Chassis, tenant: TenantId) -> Result<Vec<Token>> {
 
 /// False when the tenant has no such token.
 pub async fn revoke_token(chassis: &Chassis, tenant: TenantId, token: TokenId) -> Result<bool> {
-    let done = sqlx::query!("update token set revoked_at = coalesce(revoked_at, now()) where id = $1 and tenant_id = $2", token.uuid(), tenant.uuid())
-        .execute(&chassis.db)
-        .await?;
+    let done = sqlx::query!(
+        "update token set revoked_at = coalesce(revoked_at, now()) where id = $1 and tenant_id = $2",
+        token.uuid(),
+        tenant.uuid()
+    )
+    .execute(&chassis.db)
+    .await?;
     Ok(done.rows_affected() == 1)
 }
 
@@ -96,9 +103,10 @@ pub async fn create_tenant(chassis: &Chassis, name: &str) -> Result<Tenant> {
         return Err(Error::refused(ErrorCode::Unprocessable, "name: 1 to 255 bytes without U+0000"));
     }
     let id = TenantId::mint();
-    let row = sqlx::query!("insert into tenant (id, name) values ($1, $2) on conflict (name) do nothing returning created_at", id.uuid(), name)
-        .fetch_optional(&chassis.db)
-        .await?;
+    let row =
+        sqlx::query!("insert into tenant (id, name) values ($1, $2) on conflict (name) do nothing returning created_at", id.uuid(), name)
+            .fetch_optional(&chassis.db)
+            .await?;
     match row {
         Some(row) => Ok(Tenant { id, name: name.to_owned(), created_at: row.created_at }),
         None => Err(Error::refused(ErrorCode::NameTaken, format!("there is a tenant `{name}` already"))),
@@ -107,12 +115,16 @@ pub async fn create_tenant(chassis: &Chassis, name: &str) -> Result<Tenant> {
 
 /// The tenant of that name; made when there is none. For the first start.
 pub async fn ensure_tenant(chassis: &Chassis, name: &str) -> Result<TenantId> {
-    sqlx::query!("insert into tenant (id, name) values ($1, $2) on conflict (name) do nothing", TenantId::mint().uuid(), name).execute(&chassis.db).await?;
+    sqlx::query!("insert into tenant (id, name) values ($1, $2) on conflict (name) do nothing", TenantId::mint().uuid(), name)
+        .execute(&chassis.db)
+        .await?;
     Ok(sqlx::query_scalar!("select id from tenant where name = $1", name).fetch_one(&chassis.db).await?.into())
 }
 
 pub async fn tenants(chassis: &Chassis) -> Result<Vec<Tenant>> {
-    let rows = sqlx::query!("select id, name, created_at from tenant order by created_at desc, id desc limit $1", PAGE_ROWS).fetch_all(&chassis.db).await?;
+    let rows = sqlx::query!("select id, name, created_at from tenant order by created_at desc, id desc limit $1", PAGE_ROWS)
+        .fetch_all(&chassis.db)
+        .await?;
     Ok(rows.into_iter().map(|row| Tenant { id: row.id.into(), name: row.name, created_at: row.created_at }).collect())
 }
 

@@ -57,7 +57,15 @@ mod tests {
 
     #[test]
     fn what_was_packed_unpacks_and_damage_is_told() {
-        let frame = |seq: u64, payload: &[u8]| Frame { kind: FrameKind::Stdout, epoch: 1, seq, offset: seq * 3, wall_us: seq, mono_us: seq, payload: payload.to_vec() };
+        let frame = |seq: u64, payload: &[u8]| Frame {
+            kind: FrameKind::Stdout,
+            epoch: 1,
+            seq,
+            offset: seq * 3,
+            wall_us: seq,
+            mono_us: seq,
+            payload: payload.to_vec(),
+        };
         let frames = vec![frame(5, b"abc"), frame(6, b"def")];
         let sealed = pack(&frames).expect("pack").expect("not empty");
         assert_eq!((sealed.first_seq, sealed.last_seq, sealed.first_byte, sealed.bytes), (5, 6, 15, 6));

@@ -10,5 +10,5 @@ pub mod text;
 mod worker;
 
 pub use sweep::sweeps;
-pub use table::{Record, lose, marks, open, record, records, unsealed};
+pub use table::{Record, State, lose, marks, open, record, records, unsealed};
 pub use worker::Sealers;

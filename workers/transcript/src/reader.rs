@@ -39,9 +39,14 @@ pub struct Cursor {
 pub enum Piece {
     Frames(Vec<Frame>),
     /// Something is missing at this place.
-    Gap { epoch: i32, gap: GapRecord },
+    Gap {
+        epoch: i32,
+        gap: GapRecord,
+    },
     /// Everything that exists was given; `closed`: and every record so far is closed.
-    Tip { closed: bool },
+    Tip {
+        closed: bool,
+    },
 }
 
 /// Reads a run's transcript after `after`. With `follow` it goes on until the receiver is dropped, else it ends at the tip.
@@ -77,7 +82,11 @@ impl Reading {
             let nats = self.chassis.nats.clone();
             async move { nats.subscribe(subject).await.map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() }) }
         };
-        let mut live = if follow { Some((listen(subject::output_run(self.tenant, self.run)).await?, listen(subject::event_run(self.tenant, self.run)).await?)) } else { None };
+        let mut live = if follow {
+            Some((listen(subject::output_run(self.tenant, self.run)).await?, listen(subject::event_run(self.tenant, self.run)).await?))
+        } else {
+            None
+        };
         loop {
             let closed = self.catch_up().await?;
             self.give(Piece::Tip { closed }).await?;
@@ -94,7 +103,9 @@ impl Reading {
     async fn catch_up(&mut self) -> Result<bool> {
         loop {
             let records = table::records(&self.chassis.db, self.tenant, self.run).await?;
-            let Some(record) = records.iter().find(|record| record.epoch > self.at.epoch || (record.epoch == self.at.epoch && !self.has_all_of(record))) else {
+            let Some(record) =
+                records.iter().find(|record| record.epoch > self.at.epoch || (record.epoch == self.at.epoch && !self.has_all_of(record)))
+            else {
                 return Ok(records.iter().all(|record| record.state == State::Closed));
             };
             if record.epoch > self.at.epoch {
@@ -144,7 +155,8 @@ impl Reading {
                 // With a hole and nothing sealed either, the frames are on their way again: wait for live ones.
                 Some(_) => {
                     let sealed_meanwhile = !table::chunks_after(&self.chassis.db, of, self.at.seq, 1).await?.is_empty();
-                    let closed = table::record(&self.chassis.db, of.run, of.epoch).await?.is_some_and(|record| record.state == State::Closed);
+                    let closed =
+                        table::record(&self.chassis.db, of.run, of.epoch).await?.is_some_and(|record| record.state == State::Closed);
                     return Ok(!sealed_meanwhile && !closed);
                 }
             }

@@ -253,9 +253,9 @@ impl Sealer {
     async fn seal(&mut self) -> Result<bool> {
         let Some(chunk) = chunk::pack(&self.gathered)? else { return Ok(false) };
         let end = match self.gathered.last() {
-            Some(frame) if frame.kind == FrameKind::End => Some(
-                serde_json::from_slice::<EndRecord>(&frame.payload).map_err(|error| Error::broken(format!("end record: {error}")))?,
-            ),
+            Some(frame) if frame.kind == FrameKind::End => {
+                Some(serde_json::from_slice::<EndRecord>(&frame.payload).map_err(|error| Error::broken(format!("end record: {error}")))?)
+            }
             Some(_) | None => None,
         };
         let object_key = key::chunk(self.of.tenant, self.of.run, self.of.epoch, towpath_file::unique());

@@ -125,7 +125,11 @@ pub async fn purge(chassis: &Chassis, of: Epoch, sealed_before: u64, sealed: u64
         return Ok(());
     }
     for block in from..to {
-        stream.purge().filter(subject::output_block(of.tenant, of.run, of.epoch, block)).await.map_err(|error| failed(error.to_string()))?;
+        stream
+            .purge()
+            .filter(subject::output_block(of.tenant, of.run, of.epoch, block))
+            .await
+            .map_err(|error| failed(error.to_string()))?;
     }
     Ok(())
 }

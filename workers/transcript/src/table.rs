@@ -53,7 +53,10 @@ pub async fn open(work: &mut Work, epochs: &[(RunId, i32, TenantId)]) -> Result<
 /// Marks the records of lost epochs: the sealer closes them with a gap marker.
 pub async fn lose(work: &mut Work, epochs: &[(RunId, i32, TenantId)]) -> Result<()> {
     for (run, epoch, tenant) in epochs {
-        let marked = sqlx::query!("update transcript set state = 'lost' where run_id = $1 and epoch = $2 and state = 'open'", run.uuid(), epoch).execute(work.db()).await?;
+        let marked =
+            sqlx::query!("update transcript set state = 'lost' where run_id = $1 and epoch = $2 and state = 'open'", run.uuid(), epoch)
+                .execute(work.db())
+                .await?;
         if marked.rows_affected() == 1 {
             work.command(Command::Seal { tenant: *tenant, run: *run, epoch: *epoch });
         }
@@ -98,11 +101,16 @@ impl TryFrom<RecordRow> for Record {
 
 /// The record of one epoch, once it was bound.
 pub async fn record(db: &PgPool, run: RunId, epoch: i32) -> Result<Option<Record>> {
-    sqlx::query_as!(RecordRow, "select run_id, epoch, tenant_id, state, last_seq, bytes, gap from transcript where run_id = $1 and epoch = $2", run.uuid(), epoch)
-        .fetch_optional(db)
-        .await?
-        .map(Record::try_from)
-        .transpose()
+    sqlx::query_as!(
+        RecordRow,
+        "select run_id, epoch, tenant_id, state, last_seq, bytes, gap from transcript where run_id = $1 and epoch = $2",
+        run.uuid(),
+        epoch
+    )
+    .fetch_optional(db)
+    .await?
+    .map(Record::try_from)
+    .transpose()
 }
 
 /// The records of a run, in order of epoch.
@@ -216,7 +224,12 @@ pub(crate) async fn chunks_after(db: &PgPool, of: Epoch, seq: u64, most: i64) ->
     .await?;
     Ok(rows
         .into_iter()
-        .map(|row| ChunkRow { first_seq: row.first_seq as u64, last_seq: row.last_seq as u64, object_key: row.object_key, sha256: row.sha256 })
+        .map(|row| ChunkRow {
+            first_seq: row.first_seq as u64,
+            last_seq: row.last_seq as u64,
+            object_key: row.object_key,
+            sha256: row.sha256,
+        })
         .collect())
 }
 

@@ -53,8 +53,14 @@ pub(crate) async fn pools_of(work: &mut Work, backend: &str) -> Result<Vec<Strin
 }
 
 pub(crate) async fn lock_pool(work: &mut Work, name: &str) -> Result<Option<Room>> {
-    let Some(pool) = sqlx::query!("select backend, host, capacity from pool where name = $1 for update", name).fetch_optional(work.db()).await? else { return Ok(None) };
-    let shares = sqlx::query!(r#"select tenant_id, count(*) as "count!" from slot where pool = $1 group by tenant_id"#, name).fetch_all(work.db()).await?;
+    let Some(pool) =
+        sqlx::query!("select backend, host, capacity from pool where name = $1 for update", name).fetch_optional(work.db()).await?
+    else {
+        return Ok(None);
+    };
+    let shares = sqlx::query!(r#"select tenant_id, count(*) as "count!" from slot where pool = $1 group by tenant_id"#, name)
+        .fetch_all(work.db())
+        .await?;
     Ok(Some(Room {
         name: name.to_owned(),
         backend: pool.backend,
@@ -88,7 +94,13 @@ pub(crate) async fn waiting(work: &mut Work, room: &Room, most: i64) -> Result<V
     .await?;
     Ok(rows
         .into_iter()
-        .map(|row| Waiting { run: row.id.into(), tenant: row.tenant_id.into(), priority: row.priority, created_at: row.created_at, sandbox: row.sandbox })
+        .map(|row| Waiting {
+            run: row.id.into(),
+            tenant: row.tenant_id.into(),
+            priority: row.priority,
+            created_at: row.created_at,
+            sandbox: row.sandbox,
+        })
         .collect())
 }
 
@@ -160,7 +172,9 @@ pub(crate) async fn release_workspaces(work: &mut Work, runs: &[RunId]) -> Resul
         return Ok(());
     }
     let runs: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
-    let pools = sqlx::query_scalar!("update workspace set run_id = null, epoch = null where run_id = any($1) returning pool", &runs).fetch_all(work.db()).await?;
+    let pools = sqlx::query_scalar!("update workspace set run_id = null, epoch = null where run_id = any($1) returning pool", &runs)
+        .fetch_all(work.db())
+        .await?;
     for pool in pools {
         work.command(Command::Admit { pool });
     }

@@ -115,6 +115,7 @@ pub fn environment(order: &StartOrder, places: &Places) -> Vec<(String, String)>
     all.extend([
         ("TOWPATH_RUN_ID", order.run.to_string()),
         ("TOWPATH_SESSION_ID", order.session.to_string()),
+        ("TOWPATH_EPOCH", order.epoch.to_string()),
         ("TOWPATH_AGENT", order.agent.clone()),
         ("TOWPATH_TASK_FILE", below(TASK)),
         ("TOWPATH_SYSTEM_PROMPT_FILE", below(SYSTEM_PROMPT)),

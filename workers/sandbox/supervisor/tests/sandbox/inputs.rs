@@ -60,13 +60,13 @@ fn the_command_sees_the_documented_environment_and_no_other() {
     let mut world = World::shell("env | sort; cat $TOWPATH_TASK_FILE $TOWPATH_SYSTEM_PROMPT_FILE; pwd; ls -l /proc/self/fd | wc -l");
     world.order.env.insert("OWN".to_owned(), "value".to_owned());
     world.order.instructions = "i".repeat(96 * 1024 + 1);
-    let (run, session) = (world.order.run, world.order.session);
+    let (run, session, epoch) = (world.order.run, world.order.session, world.order.epoch);
     let gateway = world.run();
     let printed = String::from_utf8(gateway.heard().printed(FrameKind::Stdout)).expect("text");
     let expected = format!(
         "HOME=/workspace\nLANG=C.UTF-8\nLOGNAME=agent\nOWN=value\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\nPWD=/workspace\n\
          SHELL=/bin/sh\nTERM=xterm-256color\nTOWPATH_AGENT=tested\nTOWPATH_ATTACHMENTS_DIR=/workspace/files\n\
-         TOWPATH_ATTACHMENTS_MANIFEST=/run/towpath/attachments.json\nTOWPATH_IDLE_TIMEOUT_SECONDS=0\nTOWPATH_MODE=one_shot\n\
+         TOWPATH_ATTACHMENTS_MANIFEST=/run/towpath/attachments.json\nTOWPATH_EPOCH={epoch}\nTOWPATH_IDLE_TIMEOUT_SECONDS=0\nTOWPATH_MODE=one_shot\n\
          TOWPATH_OUTPUTS_DIR=/workspace/outputs\nTOWPATH_RESULT_FILE=/run/towpath/result.md\nTOWPATH_RUN_ID={run}\nTOWPATH_SESSION_ID={session}\n\
          TOWPATH_STEER_FIFO=/run/towpath/steer\nTOWPATH_SYSTEM_PROMPT_FILE=/run/towpath/system_prompt.txt\nTOWPATH_TASK=the task\n\
          TOWPATH_TASK_FILE=/run/towpath/task.txt\nTOWPATH_WORKSPACE=/workspace\nUSER=agent\nthe task{}/workspace\n5\n",
