@@ -252,10 +252,14 @@ pub async fn abandon(work: &mut Work, run: RunId, epoch: i32) -> Result<()> {
     Ok(())
 }
 
-/// Does anybody still count on this sandbox?
+/// Does anybody still count on this sandbox? On one that is proved to be gone nobody does.
 pub async fn is_wanted(work: &mut Work, run: RunId, epoch: i32) -> Result<bool> {
-    let unwanted = sqlx::query_scalar!("select unwanted from sandbox where run_id = $1 and epoch = $2", run.uuid(), epoch)
-        .fetch_optional(work.db())
-        .await?;
-    Ok(unwanted == Some(false))
+    let wanted = sqlx::query_scalar!(
+        r#"select not unwanted and state <> 'gone' as "wanted!" from sandbox where run_id = $1 and epoch = $2"#,
+        run.uuid(),
+        epoch
+    )
+    .fetch_optional(work.db())
+    .await?;
+    Ok(wanted == Some(true))
 }

@@ -1,0 +1,94 @@
+//! What can be observed of a world, as text without ids and times: two performances that differ only in their accidents have the same.
+
+use anyhow::{Context, Result};
+use towpath_schemas::id::TenantId;
+use towpath_transcript::reader::{self, Cursor, Piece};
+
+use crate::World;
+
+/// One part: its name, and a query that gives one line of text for each row. Ids stand as whether they are there.
+const PARTS: [(&str, &str); 14] = [
+    ("run", "select concat_ws(' ', prompt, state, 'wanted', wanted, 'reason', reason, 'waits', waiting_for, 'epoch', epoch, active, incarnation, starts, restarts,
+        exited, exit_code, exit_signal, message, started_at is not null, ended_at is not null) from run order by created_at, id"),
+    ("history", "select concat_ws(' ', from_state, to_state, cause, case when actor like 'prn%' then 'person' else actor end, epoch, reason, detail - 'steer')
+        from run_history order by run_id, revision"),
+    ("step", "select concat_ws(' ', epoch, step, detail) from run_step order by epoch, step"),
+    ("result", "select concat_ws(' ', epoch, text, truncated) from run_result"),
+    ("slot", "select concat_ws(' ', epoch, pool) from slot order by epoch"),
+    ("workspace", "select concat_ws(' ', pool, epoch, run_id is not null) from workspace"),
+    ("steer", "select concat_ws(' ', ordinal, message, state, reason, epoch) from steer order by ordinal"),
+    ("sandbox", "select concat_ws(' ', epoch, state, unwanted, incarnation, identity is not null, observed, refusal) from sandbox order by epoch"),
+    ("transcript", "select concat_ws(' ', epoch, state, last_seq, bytes, end_record, gap) from transcript order by epoch"),
+    ("delivery", "select concat_ws(' ', n, state, answer, secret is not null, body #>> '{data,run,state}', body #>> '{data,run,result,text}') from delivery order by n"),
+    ("output", "select concat_ws(' ', name, epoch, size, status, reason, object_key is not null) from output order by name"),
+    ("object", "select concat_ws(' ', state, count(*)) from object group by state order by state"),
+    ("idempotency", "select concat_ws(' ', route, key) from idempotency order by route, key"),
+    ("left", "select concat_ws(' ', 'outbox', (select count(*) from outbox), 'attempt', (select count(*) from attempt), 'dead', (select count(*) from dead),
+        'timer', (select string_agg(kind, ' ' order by kind) from timer))"),
+];
+
+impl World {
+    pub async fn digest(&self) -> Result<String> {
+        let mut text = String::new();
+        for (name, sql) in PARTS {
+            let rows: Vec<String> = sqlx::query_scalar(sql).fetch_all(self.db()).await.with_context(|| format!("digest of {name}"))?;
+            text.extend(rows.into_iter().map(|row| format!("{name} {row}\n")));
+        }
+        Ok(format!("{text}{}{}{}", self.chunks().await?, self.printed().await?, self.told()))
+    }
+
+    /// The digest without the order in which things happened.
+    pub async fn outcome(&self) -> Result<String> {
+        Ok(self.digest().await?.lines().filter(|line| !line.starts_with("history ")).map(|line| format!("{line}\n")).collect())
+    }
+
+    /// Chunks lie one behind the other, from the first frame to the last.
+    async fn chunks(&self) -> Result<String> {
+        let chunks: Vec<(i32, i64, i64)> =
+            sqlx::query_as("select epoch, first_seq, last_seq from chunk order by epoch, first_seq").fetch_all(self.db()).await?;
+        let whole = chunks.windows(2).all(|pair| pair[0].0 != pair[1].0 || pair[0].2 + 1 == pair[1].1);
+        Ok(format!("chunks without a hole: {whole}\n"))
+    }
+
+    /// What a reader gets, byte for byte: every object that is referred to is really there.
+    async fn printed(&self) -> Result<String> {
+        let runs: Vec<(sqlx::types::Uuid, sqlx::types::Uuid)> =
+            sqlx::query_as("select tenant_id, id from run order by created_at, id").fetch_all(self.db()).await?;
+        let mut text = String::new();
+        for (tenant, run) in runs {
+            let mut pieces = reader::read(&self.second.chassis, TenantId::from(tenant), run.into(), Cursor::default(), false);
+            while let Some(piece) = pieces.recv().await {
+                match piece.context("read the transcript")? {
+                    Piece::Frames(frames) => {
+                        for frame in frames {
+                            text.push_str(&format!(
+                                "frame {} {} {} {:?}\n",
+                                frame.epoch,
+                                frame.seq,
+                                frame.kind.name(),
+                                String::from_utf8_lossy(&frame.payload)
+                            ));
+                        }
+                    }
+                    Piece::Gap { epoch, gap } => text.push_str(&format!("frame gap {epoch} {}\n", gap.reason)),
+                    Piece::Tip { closed } => text.push_str(&format!("frame tip {closed}\n")),
+                }
+            }
+        }
+        let objects: Vec<String> =
+            sqlx::query_scalar("select object_key from output where object_key is not null order by name").fetch_all(self.db()).await?;
+        for key in objects {
+            let bytes = self.second.chassis.store.get(&key).await?;
+            text.push_str(&format!("output {:?}\n", String::from_utf8_lossy(&bytes)));
+        }
+        Ok(text)
+    }
+
+    /// Posts count by their id: a receiver that sees one twice sees the same id.
+    fn told(&self) -> String {
+        let mut ids = self.posts();
+        ids.sort_unstable();
+        ids.dedup();
+        format!("results told: {}\nsupervisors: {}\n", ids.len(), self.supervisors())
+    }
+}

@@ -1,0 +1,261 @@
+//! The scenes. Each line of the list says what it covers, who asks again after a crash, whether a newer epoch fences it, the state before it, and what is done.
+
+use anyhow::{Context, Result};
+use towpath_agent::start::start_all;
+use towpath_chassis::{Error, timer};
+use towpath_faults::{Life, Process, Scene, Who, World, life, play, roles};
+use towpath_file::{Content, Spool};
+use towpath_run::{
+    accept,
+    apply::{TIMER_SEAL, TIMER_START, TIMER_WANTED, epoch_key},
+    report::{self, OutputReport},
+};
+use towpath_schemas::{
+    command::Command,
+    guest::{SteerEnd, SteerState},
+    key,
+};
+
+macro_rules! scenes {
+    ($($name:ident: $covers:literal, $who:ident, $fenced:ident, $set:expr, $act:expr;)*) => {
+        const COVERED: &[&str] = &[$($covers),*];
+        $(
+            #[tokio::test]
+            async fn $name() -> Result<()> {
+                play(Scene { set: $set, act: $act, who: Who::$who, fenced: $fenced }).await
+            }
+        )*
+    };
+}
+
+#[allow(non_upper_case_globals, reason = "words for the column `fenced` of the list")]
+const by_epoch: bool = true;
+#[allow(non_upper_case_globals, reason = "words for the column `fenced` of the list")]
+const never: bool = false;
+
+scenes! {
+    a_run_is_admitted_once: "handler admit", Nobody, never, World::accepted,
+        async |process: &Process, _: &World, _: &Life| life::handle(process, "admit", vec![Command::Admit { pool: life::POOL.to_owned() }]).await;
+    a_lost_sandbox_is_taken_note_of_once: "handler run", Nobody, by_epoch, World::lost,
+        async |process: &Process, _: &World, life: &Life| life::handle(process, "run", vec![life.observed()]).await;
+    a_closed_record_settles_its_run_once: "handler run", Nobody, never, World::sealed,
+        async |process: &Process, _: &World, life: &Life| life::handle(process, "run", vec![life.sealed()]).await;
+    a_sandbox_is_created_once: "handler host-local", Nobody, never, asked_of_a_real_host, host;
+    a_sandbox_is_found_gone_once: "handler host-local", Nobody, never, vanished, host;
+    a_record_is_sealed_without_a_hole: "handler transcript", Nobody, never, printed,
+        async |process: &Process, _: &World, life: &Life| life::seal(process, life).await;
+    a_lost_record_ends_in_one_gap: "handler transcript", Nobody, never, lost_and_known,
+        async |process: &Process, _: &World, life: &Life| life::seal(process, life).await;
+    a_result_is_delivered_under_one_id: "handler deliver", Nobody, never, World::settled,
+        async |process: &Process, world: &World, _: &Life| life::handle(process, "deliver", deliveries(world).await?).await;
+
+    a_stop_that_takes_too_long_settles_once: "timer run_wanted", Nobody, never, World::stopping,
+        async |process: &Process, world: &World, life: &Life| fire(process, world, TIMER_WANTED, life.run.to_string()).await;
+    a_start_that_takes_too_long_fails_once: "timer run_start", Nobody, by_epoch, World::created,
+        async |process: &Process, world: &World, life: &Life| fire(process, world, TIMER_START, epoch_key(life.run, life.epoch)).await;
+    a_record_that_takes_too_long_fails_once: "timer run_seal", Nobody, never, World::finishing,
+        async |process: &Process, world: &World, life: &Life| fire(process, world, TIMER_SEAL, epoch_key(life.run, life.epoch)).await;
+    a_next_attempt_comes_once: "timer deliver", Nobody, never, World::settled, next_attempt;
+
+    a_pool_with_room_is_filled_by_the_sweep: "sweep pools with room", Nobody, never, World::accepted, pools_with_room;
+    an_untold_loss_is_found_by_the_sweep: "sweep untold facts", Nobody, by_epoch, World::lost, untold_facts;
+    an_untold_record_is_found_by_the_sweep: "sweep untold facts", Nobody, never, World::sealed, untold_facts;
+    an_unattended_record_is_found_by_the_sweep: "sweep unattended transcripts", Nobody, never, printed,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "unattended transcripts").await;
+    a_missed_delivery_is_found_by_the_sweep: "sweep missed deliveries", Nobody, never, missed,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "missed deliveries").await;
+    an_unfinished_object_is_deleted_by_the_sweep: "sweep unfinished objects", Nobody, never, half_written,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "unfinished objects").await;
+    a_vanished_sandbox_is_found_by_the_sweep: "sweep sandboxes of this host", Nobody, never, vanished,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "sandboxes of this host").await;
+    an_unpublished_command_is_found_by_the_relay: "sweep outbox relay", Nobody, never, unpublished,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "outbox relay").await;
+    an_old_key_is_forgotten_by_the_sweep: "sweep old idempotency keys", Nobody, never, old_keys,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "old idempotency keys").await;
+
+    a_request_makes_one_run: "start_all", Asker, never, World::ready, start;
+    a_steer_is_accepted_once: "accept::steer", Asker, never, World::running,
+        async |process: &Process, _: &World, life: &Life| Ok(accept::steer(&process.chassis, &life.steer("turn left")?).await.map(|_| ())?);
+    a_waiting_run_is_canceled_once: "accept::cancel", Asker, never, World::accepted, cancel;
+    a_starting_run_is_canceled_once: "accept::cancel", Asker, never, World::created, cancel;
+    a_run_is_asked_to_stop_once: "accept::cancel", Asker, never, World::steered, cancel;
+    a_run_is_abandoned_once: "accept::abandon", Asker, never, World::steered,
+        async |process: &Process, _: &World, life: &Life| Ok(accept::abandon(&process.chassis, life.tenant, life.principal, life.run).await.map(|_| ())?);
+
+    a_supervisor_is_bound_once: "report::hello", Asker, by_epoch, World::created,
+        async |process: &Process, _: &World, life: &Life| Ok(report::hello(&process.chassis, &life.hello(&process.chassis)).await.map(|_| ())?);
+    a_step_is_noted_once: "report::step", Asker, by_epoch, World::running,
+        async |process: &Process, _: &World, life: &Life| Ok(report::step(&process.chassis, &life.reporter(), "inputs", None).await?);
+    a_command_ends_once: "report::ended", Asker, by_epoch, World::steered,
+        async |process: &Process, _: &World, life: &Life| Ok(report::ended(&process.chassis, &life.reporter(), life::exit(0), None).await?);
+    a_command_that_was_stopped_ends_once: "report::ended", Asker, never, World::stopping,
+        async |process: &Process, _: &World, life: &Life| Ok(report::ended(&process.chassis, &life.reporter(), life::exit(1), None).await?);
+    a_result_is_kept_once: "report::result", Asker, by_epoch, World::running,
+        async |process: &Process, _: &World, life: &Life| Ok(report::result(&process.chassis, &life.reporter(), "done", false).await?);
+    an_output_is_kept_once: "report::output", Asker, by_epoch, World::running, output;
+    a_steer_is_marked_before_it_is_sent: "report::steers_sent", Asker, by_epoch, World::steered,
+        async |process: &Process, _: &World, life: &Life| Ok(report::steers_sent(&process.chassis, &life.reporter(), &life.steers).await.map(|_| ())?);
+    a_steer_is_read_once: "report::steers", Asker, by_epoch, sent, read;
+}
+
+/// What is no handler, timer or sweep and has to be in the list all the same.
+const FUNCTIONS: [&str; 11] = [
+    "start_all",
+    "accept::steer",
+    "accept::cancel",
+    "accept::abandon",
+    "report::hello",
+    "report::step",
+    "report::ended",
+    "report::result",
+    "report::output",
+    "report::steers_sent",
+    "report::steers",
+];
+
+#[tokio::test]
+async fn every_handler_timer_and_sweep_has_a_scene() -> Result<()> {
+    let world = World::start().await?;
+    let names = roles::names(&world.first);
+    let without: Vec<&str> = names.iter().map(String::as_str).chain(FUNCTIONS).filter(|name| !COVERED.contains(name)).collect();
+    assert!(without.is_empty(), "without a scene: {without:?}");
+    let unknown: Vec<&&str> =
+        COVERED.iter().filter(|name| !names.iter().any(|known| known == *name) && !FUNCTIONS.contains(name)).collect();
+    assert!(unknown.is_empty(), "scenes of what there is not: {unknown:?}");
+    Ok(())
+}
+
+// ---- states before -------------------------------------------------------------------------------------------------------------
+
+async fn asked_of_a_real_host(world: &World) -> Result<Life> {
+    world.host_looks();
+    world.admitted().await
+}
+
+async fn vanished(world: &World) -> Result<Life> {
+    let life = world.running().await?;
+    world.vanish(life.run, life.epoch)?;
+    world.host_looks();
+    Ok(life)
+}
+
+async fn printed(world: &World) -> Result<Life> {
+    let life = world.finishing().await?;
+    world.print(&life).await?;
+    Ok(life)
+}
+
+async fn lost_and_known(world: &World) -> Result<Life> {
+    let life = world.lost().await?;
+    life::handle(&world.first, "run", vec![life.observed()]).await?;
+    Ok(life)
+}
+
+async fn missed(world: &World) -> Result<Life> {
+    let life = world.settled().await?;
+    sqlx::query("update delivery set next_attempt_at = now() - interval '1 hour'").execute(world.db()).await?;
+    Ok(life)
+}
+
+async fn half_written(world: &World) -> Result<Life> {
+    let life = world.running().await?;
+    let key = key::file(life.tenant, towpath_file::unique());
+    towpath_file::object_begin(world.db(), life.tenant, &key).await?;
+    world.first.chassis.store.put(&key, b"half".as_slice().into()).await?;
+    sqlx::query("update object set created_at = now() - interval '2 days'").execute(world.db()).await?;
+    Ok(life)
+}
+
+async fn unpublished(world: &World) -> Result<Life> {
+    let life = world.accepted().await?;
+    world.lose_messages().await?;
+    world.leave_in_outbox(&Command::Admit { pool: life::POOL.to_owned() }).await?;
+    Ok(life)
+}
+
+async fn old_keys(world: &World) -> Result<Life> {
+    let life = world.accepted().await?;
+    sqlx::query("update idempotency set created_at = now() - interval '2 days'").execute(world.db()).await?;
+    Ok(life)
+}
+
+async fn sent(world: &World) -> Result<Life> {
+    let life = world.steered().await?;
+    report::steers_sent(&world.first.chassis, &life.reporter(), &life.steers).await?;
+    Ok(life)
+}
+
+// ---- acts ----------------------------------------------------------------------------------------------------------------------
+
+async fn host(process: &Process, _: &World, life: &Life) -> Result<()> {
+    life::handle(process, "host-local", vec![life.host()]).await
+}
+
+async fn deliveries(world: &World) -> Result<Vec<Command>> {
+    let rows: Vec<(sqlx::types::Uuid, sqlx::types::Uuid)> =
+        sqlx::query_as("select tenant_id, id from delivery").fetch_all(world.db()).await?;
+    Ok(rows.into_iter().map(|(tenant, delivery)| Command::Deliver { tenant: tenant.into(), delivery: delivery.into() }).collect())
+}
+
+/// Fires a timer, however late it is and whether or not it was cleared.
+async fn fire(process: &Process, world: &World, kind: &str, key: String) -> Result<()> {
+    sqlx::query(
+        "insert into timer (kind, key, due_at) values ($1, $2, now()) on conflict (kind, key) do update set due_at = excluded.due_at",
+    )
+    .bind(kind)
+    .bind(key)
+    .execute(world.db())
+    .await?;
+    timer::fire(process.chassis.clone(), roles::timers()).await?;
+    Ok(())
+}
+
+async fn next_attempt(process: &Process, world: &World, _: &Life) -> Result<()> {
+    let ids: Vec<sqlx::types::Uuid> = sqlx::query_scalar("select id from delivery").fetch_all(world.db()).await?;
+    for id in ids {
+        fire(process, world, "deliver", towpath_schemas::DeliveryId::from(id).to_string()).await?;
+    }
+    Ok(())
+}
+
+async fn sweep(process: &Process, name: &str) -> Result<()> {
+    roles::sweep(process, name)?.once(&process.chassis).await?;
+    Ok(())
+}
+
+async fn pools_with_room(process: &Process, _: &World, _: &Life) -> Result<()> {
+    sweep(process, "pools with room").await
+}
+
+async fn untold_facts(process: &Process, _: &World, _: &Life) -> Result<()> {
+    sweep(process, "untold facts").await
+}
+
+async fn start(process: &Process, world: &World, life: &Life) -> Result<()> {
+    let answer = start_all(&process.chassis, vec![life.request(process, world)?]).await.pop().context("no answer")?;
+    answer.map_err(Error::from)?;
+    Ok(())
+}
+
+async fn cancel(process: &Process, _: &World, life: &Life) -> Result<()> {
+    accept::cancel(&process.chassis, life.tenant, life.principal, life.run).await?;
+    Ok(())
+}
+
+/// An output comes, as the gateway takes it.
+async fn output(process: &Process, _: &World, life: &Life) -> Result<()> {
+    let mut spool = Spool::new(1024)?;
+    spool.write(b"report").await?;
+    let spooled = spool.finish().await?;
+    let object_key = towpath_file::put_output(&process.chassis, life.tenant, &spooled).await?;
+    let content = towpath_file::Content { size: spooled.size, sha256: &spooled.sha256, object_key: &object_key };
+    let stored = OutputReport::Stored { name: "report.txt", content };
+    report::output(&process.chassis, &life.reporter(), stored).await?;
+    Ok(())
+}
+
+async fn read(process: &Process, _: &World, life: &Life) -> Result<()> {
+    let ends: Vec<SteerEnd> = life.steers.iter().map(|steer| SteerEnd { steer: *steer, state: SteerState::Read }).collect();
+    report::steers(&process.chassis, &life.reporter(), &ends).await?;
+    Ok(())
+}
