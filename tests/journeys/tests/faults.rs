@@ -68,7 +68,7 @@ async fn check_printed(world: &World, ended: &Value) -> Result<()> {
 #[tokio::test]
 async fn fifty_megabytes_read_back_and_no_process_grows_with_them() -> Result<()> {
     let world = World::start().await?;
-    world.agent("printer", &["/usr/bin/python3", "-c", PRINTER, "0"], json!({})).await?;
+    world.agent("printer", &["/usr/bin/python3", "-c", PRINTER, "0.02"], json!({})).await?;
     let run = world.run("printer", &json!("x")).await?;
     printing(&world, &run, 1_000_000).await?;
     let supervisor = supervisors(&world.state);

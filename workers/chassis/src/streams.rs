@@ -22,6 +22,9 @@ const EVENT_BYTES: i64 = 64 << 20;
 /// Unacknowledged messages that one consumer may have out.
 pub const ACK_PENDING: i64 = 4096;
 
+/// Messages that wait for one subscriber in this process; what comes on top is dropped, and the subscriber finds the hole and reads it back.
+const SUBSCRIPTION_MESSAGES: usize = 512;
+
 fn nats_error(doing: &'static str, error: impl std::fmt::Display) -> Error {
     Error::Nats { doing, detail: error.to_string() }
 }
@@ -39,7 +42,7 @@ pub async fn connect(config: &Config) -> Result<Client> {
             .ping_interval(Duration::from_secs(5))
             .connection_timeout(Duration::from_secs(3))
             .request_timeout(Some(Duration::from_secs(5)))
-            .subscription_capacity(65_536)
+            .subscription_capacity(SUBSCRIPTION_MESSAGES)
             .reconnect_delay_callback(|attempts| Duration::from_millis((50 * attempts as u64).min(1000)));
         if !user.is_empty() {
             options = options.user_and_password(user.clone(), password.clone());

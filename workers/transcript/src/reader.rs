@@ -15,7 +15,7 @@ use towpath_schemas::{
 
 use crate::{
     chunk,
-    stream::{self, Epoch},
+    stream::{Epoch, Walk},
     table::{self, State},
 };
 
@@ -23,7 +23,6 @@ use crate::{
 const AHEAD: usize = 16;
 /// Chunks whose index rows are read at a time.
 const CHUNKS: i64 = 64;
-const READ_BYTES: usize = 1 << 20;
 /// How long live reading goes on without a look at Postgres.
 const LOOK: Duration = Duration::from_secs(5);
 
@@ -147,18 +146,16 @@ impl Reading {
 
     /// Gives what JetStream holds; true when nothing more is there, false when some of it was sealed meanwhile.
     async fn unsealed(&mut self, of: Epoch) -> Result<bool> {
+        let chassis = self.chassis.clone();
+        let mut walk = Walk::new(&chassis, of, self.at.seq + 1);
         loop {
-            let (frames, tip) = stream::contiguous(&self.chassis, of, self.at.seq + 1, READ_BYTES).await?;
+            let (frames, tip) = walk.step().await?;
             self.give_new(frames).await?;
-            match tip {
-                None => {}
-                // With a hole and nothing sealed either, the frames are on their way again: wait for live ones.
-                Some(_) => {
-                    let sealed_meanwhile = !table::chunks_after(&self.chassis.db, of, self.at.seq, 1).await?.is_empty();
-                    let closed =
-                        table::record(&self.chassis.db, of.run, of.epoch).await?.is_some_and(|record| record.state == State::Closed);
-                    return Ok(!sealed_meanwhile && !closed);
-                }
+            // With a hole and nothing sealed either, the frames are on their way again: wait for live ones.
+            if tip.is_some() {
+                let sealed_meanwhile = !table::chunks_after(&chassis.db, of, self.at.seq, 1).await?.is_empty();
+                let closed = table::record(&chassis.db, of.run, of.epoch).await?.is_some_and(|record| record.state == State::Closed);
+                return Ok(!sealed_meanwhile && !closed);
             }
         }
     }

@@ -14,14 +14,12 @@ use uuid::Uuid;
 
 use crate::{
     chunk,
-    stream::{self, Epoch, Tip},
+    stream::{self, Epoch, Tip, Walk},
     table::{self, Closing, State},
 };
 
 /// Payload bytes at which a chunk is sealed.
 const CHUNK_BYTES: usize = 256 * 1024;
-/// Bytes read back from JetStream at a time.
-const REFILL_BYTES: usize = 1 << 20;
 const SILENCE: Duration = Duration::from_secs(2);
 const AGE: Duration = Duration::from_secs(30);
 /// How often the lease is renewed and Postgres looked at.
@@ -179,11 +177,17 @@ impl Sealer {
         Ok(false)
     }
 
-    /// Reads what JetStream holds after the gathered frames.
+    /// Reads what JetStream holds after the gathered frames, sealing as it goes.
     async fn refill(&mut self) -> Result<Tip> {
+        let chassis = self.chassis.clone();
+        let mut walk = Walk::new(&chassis, self.of, self.next());
         loop {
-            let (frames, tip) = stream::contiguous(&self.chassis, self.of, self.next(), REFILL_BYTES).await?;
+            let (frames, tip) = walk.step().await?;
             for frame in frames {
+                // Somebody else sealed meanwhile: these frames are not the next ones any more.
+                if frame.seq != self.next() {
+                    return Ok(Tip::Reached);
+                }
                 self.push(frame);
             }
             if self.gathered_bytes >= CHUNK_BYTES {

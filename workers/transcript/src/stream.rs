@@ -14,7 +14,7 @@ use towpath_schemas::{
 /// Messages asked for at a time.
 const BATCH: usize = 256;
 /// Bytes asked for at a time.
-const BATCH_BYTES: usize = 8 << 20;
+const BATCH_BYTES: usize = 1 << 20;
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Which epoch of which run.
@@ -34,48 +34,50 @@ pub enum Tip {
     Hole,
 }
 
-/// Frames from `next` on without a hole, as many as JetStream holds up to `most_bytes`; the answer tells why it ended (`None`: because of `most_bytes`).
-pub async fn contiguous(chassis: &Chassis, of: Epoch, mut next: u64, most_bytes: usize) -> Result<(Vec<Frame>, Option<Tip>)> {
-    let mut frames = Vec::new();
-    let mut bytes = 0;
-    loop {
-        let block = subject::block(next);
-        let filter = subject::output_block(of.tenant, of.run, of.epoch, block);
-        let mut from = 1_u64;
-        loop {
-            let (messages, pending) = direct_get(chassis, &filter, from).await?;
-            let Some((last, _)) = messages.last() else { break };
-            from = last + 1;
-            for (_, payload) in messages {
-                let (frame, _) = Frame::decode(&payload).map_err(|error| Error::broken(format!("OUTPUT holds no frame: {error}")))?;
-                if frame.seq < next {
-                    continue;
-                }
-                if frame.seq > next {
-                    return Ok((frames, Some(Tip::Hole)));
-                }
-                next += 1;
-                bytes += frame.encoded_len();
-                frames.push(frame);
-            }
-            if bytes >= most_bytes {
-                return Ok((frames, None));
-            }
-            if pending == 0 {
-                break;
-            }
-        }
-        if subject::block(next) == block {
-            // Nothing more in this block. Something in a later one means that frames of this one are missing.
-            let later = direct_get_first_later(chassis, of, block).await?;
-            return Ok((frames, Some(if later { Tip::Hole } else { Tip::Reached })));
-        }
-    }
+/// One pass over the frames that JetStream holds from `next` on, a batch at a time.
+pub struct Walk<'a> {
+    chassis: &'a Chassis,
+    of: Epoch,
+    next: u64,
+    /// Stream sequence to go on from within the block of `next`.
+    from: u64,
 }
 
-async fn direct_get_first_later(chassis: &Chassis, of: Epoch, block: u64) -> Result<bool> {
-    let filter = subject::output_block(of.tenant, of.run, of.epoch, block + 1);
-    Ok(!direct_get(chassis, &filter, 1).await?.0.is_empty())
+impl<'a> Walk<'a> {
+    pub fn new(chassis: &'a Chassis, of: Epoch, next: u64) -> Self {
+        Self { chassis, of, next, from: 1 }
+    }
+
+    /// The next batch of frames without a hole, and where the pass ended, if it did.
+    pub async fn step(&mut self) -> Result<(Vec<Frame>, Option<Tip>)> {
+        let block = subject::block(self.next);
+        let filter = subject::output_block(self.of.tenant, self.of.run, self.of.epoch, block);
+        let (messages, pending) = direct_get(self.chassis, &filter, self.from).await?;
+        let mut frames = Vec::new();
+        for (sequence, payload) in messages {
+            self.from = sequence + 1;
+            let (frame, _) = Frame::decode(&payload).map_err(|error| Error::broken(format!("OUTPUT holds no frame: {error}")))?;
+            match frame.seq.cmp(&self.next) {
+                std::cmp::Ordering::Less => {}
+                std::cmp::Ordering::Equal => {
+                    self.next += 1;
+                    frames.push(frame);
+                }
+                std::cmp::Ordering::Greater => return Ok((frames, Some(Tip::Hole))),
+            }
+        }
+        if subject::block(self.next) != block {
+            self.from = 1;
+            return Ok((frames, None));
+        }
+        if pending > 0 {
+            return Ok((frames, None));
+        }
+        // Nothing more in this block. Something in the next one means that frames of this one are missing.
+        let later = subject::output_block(self.of.tenant, self.of.run, self.of.epoch, block + 1);
+        let hole = !direct_get(self.chassis, &later, 1).await?.0.is_empty();
+        Ok((frames, Some(if hole { Tip::Hole } else { Tip::Reached })))
+    }
 }
 
 /// Messages of `filter` from stream sequence `from` on, each with its sequence, and how many are left after them.
