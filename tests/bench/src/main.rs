@@ -1,0 +1,49 @@
+#![doc = include_str!("../README.md")]
+
+mod accept;
+mod ground;
+mod guest;
+mod life;
+mod limit;
+
+use clap::{Parser, Subcommand};
+use ground::Ground;
+
+#[derive(Debug, Parser)]
+#[command(about = "How fast runs are accepted, started and finished")]
+struct Arguments {
+    #[command(subcommand)]
+    what: What,
+    /// End with one line of JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// POST /v1/runs at 1, 64 and 256 in flight
+    Accept,
+    /// From submit to start order
+    Dispatch,
+    /// From submit to settled
+    Drain,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    // Nobody chose another one in this process.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let ground = Ground::start().await?;
+    let measured = match arguments.what {
+        What::Accept => accept::measure(&ground).await,
+        What::Dispatch => life::measure(&ground, life::Until::Started).await,
+        What::Drain => life::measure(&ground, life::Until::Settled).await,
+    };
+    ground.stop().await?;
+    let measured = measured?;
+    if arguments.json {
+        println!("{measured}");
+    }
+    Ok(())
+}
