@@ -5,7 +5,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use futures::{SinkExt, StreamExt};
 use serde_json::from_str;
-use tokio_tungstenite::{connect_async, tungstenite::Message};
+use tokio::net::TcpStream;
+use tokio_tungstenite::{client_async, tungstenite::Message};
 use towpath_schemas::{
     frame::{EndRecord, Frame, FrameKind},
     guest::{Exit, FromGuest, Hello, Identity, Phase, ToGuest, binary},
@@ -16,7 +17,10 @@ use crate::{ground::Ground, life::Until};
 
 /// Says hello for the first epoch of a run; when its start order came. Goes on to the end of its life when asked to.
 pub async fn live(ground: &Ground, run: RunId, until: Until) -> Result<Instant> {
-    let (mut socket, _) = connect_async(format!("ws://{}/sandbox", ground.listen)).await?;
+    let stream = TcpStream::connect(&ground.listen).await?;
+    // As the real one does.
+    stream.set_nodelay(true)?;
+    let (mut socket, _) = client_async(format!("ws://{}/sandbox", ground.listen), stream).await?;
     let incarnation = format!("{:032x}", run.uuid().as_u128());
     let hello = Hello {
         protocol: 1,

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use towpath_agent::start::start_all;
 use towpath_chassis::{Error, timer};
 use towpath_faults::{Life, Process, Scene, Who, World, life, play, roles};
-use towpath_file::{Content, Spool};
+use towpath_file::Spool;
 use towpath_run::{
     accept,
     apply::{TIMER_SEAL, TIMER_START, TIMER_WANTED, epoch_key},
