@@ -16,7 +16,10 @@ use towpath_schemas::{
     id::{RunId, TenantId},
     subject,
 };
-use towpath_transcript::reader::{self, Cursor, Piece};
+use towpath_transcript::{
+    State,
+    reader::{self, Cursor, Piece},
+};
 
 /// A comment on a stream that is silent for this long keeps it open.
 pub const COMMENT: Duration = Duration::from_secs(15);
@@ -105,7 +108,10 @@ impl Follower {
         let mut pieces = reader::read(&self.chassis, self.tenant, self.run, self.at.frame, true);
         self.history().await?;
         loop {
-            let over = self.ended_at.is_some_and(|at| self.closed || at.elapsed() >= SEALING);
+            let over = match self.ended_at {
+                Some(at) => self.has_everything().await? || at.elapsed() >= SEALING,
+                None => false,
+            };
             if over {
                 self.history().await?;
                 return self.end().await;
@@ -126,6 +132,18 @@ impl Follower {
         }
     }
 
+    /// Every record is closed and given to its last frame.
+    async fn has_everything(&mut self) -> Result<bool> {
+        if !self.closed {
+            return Ok(false);
+        }
+        let records = towpath_transcript::records(&self.chassis.db, self.tenant, self.run).await?;
+        let all_closed = records.iter().all(|record| record.state == State::Closed);
+        let given = records.last().is_none_or(|last| self.at.frame >= Cursor { epoch: last.epoch, seq: last.last_seq });
+        self.closed = all_closed && given;
+        Ok(self.closed)
+    }
+
     async fn send(&self, kind: &str, data: &impl serde::Serialize) -> Result<()> {
         let event = Event::default()
             .event(kind)
@@ -136,10 +154,15 @@ impl Follower {
     }
 
     async fn history(&mut self) -> Result<()> {
-        let entries = view::history(&self.chassis.db, self.tenant, self.run, self.at.revision).await?;
-        for entry in entries {
-            self.at.revision = entry.revision;
-            self.entry(&entry).await?;
+        loop {
+            let entries = view::history(&self.chassis.db, self.tenant, self.run, self.at.revision).await?;
+            for entry in &entries {
+                self.at.revision = entry.revision;
+                self.entry(entry).await?;
+            }
+            if entries.len() < view::HISTORY_ROWS {
+                break;
+            }
         }
         if self.ended_at.is_none() && view::state(&self.chassis.db, self.tenant, self.run).await?.0.ended() {
             self.ended_at = Some(tokio::time::Instant::now());

@@ -204,7 +204,9 @@ create table pool (
     name     text primary key,
     backend  text not null,
     host     text not null,
-    capacity int not null constraint pool_capacity_not_negative check (capacity >= 0)
+    capacity int not null constraint pool_capacity_not_negative check (capacity >= 0),
+    -- a host that was not heard of for 30 s gets no runs
+    heard_at timestamptz not null default now()
 );
 
 -- Slots are rows, never counters.

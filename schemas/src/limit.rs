@@ -22,8 +22,8 @@ pub const RESULT_TAIL_BYTES: usize = 64 * 1024;
 pub const FRAME_BYTES: usize = 32 * 1024;
 /// How long the supervisor gathers output before it cuts a frame, in milliseconds.
 pub const FRAME_MS: u64 = 50;
-/// Frames whose subjects end in the same block number.
-pub const FRAMES_PER_BLOCK: u64 = 1024;
+/// Frames whose subjects end in the same block number: what is sealed is purged block by block, so this many sealed frames of an epoch may stay (1 MiB).
+pub const FRAMES_PER_BLOCK: u64 = 32;
 /// Bytes of `TASK` and `SYSTEM_PROMPT`; longer ones are only in the `*_FILE` forms (Linux allows 128 KiB an argument).
 pub const ENV_VALUE_BYTES: usize = 96 * 1024;
 /// Bytes of one message on the connection between supervisor and gateway.

@@ -52,6 +52,8 @@ pub enum Role {
     Deliver,
 }
 
+/// How often a host says that it is there; one that was silent for 30 s gets no runs.
+const HEARD: Duration = Duration::from_secs(5);
 /// How often the clock looks for timers that are due.
 const TIMER_IDLE: Duration = Duration::from_millis(250);
 
@@ -164,7 +166,11 @@ async fn provision(chassis: &Chassis) -> anyhow::Result<()> {
     towpath_run::admission::register_pool(&mut work, &config.pool(), "process", &config.host, config.slots).await?;
     work.commit().await?;
     handle(chassis, host.handler(&config.host));
-    for one in host.sweeps() {
+    let heard = Sweep::new("this host is here", HEARD, |chassis| async move {
+        towpath_run::admission::hear_pool(&chassis.db, &chassis.config.pool()).await?;
+        Ok(0)
+    });
+    for one in host.sweeps().into_iter().chain([heard]) {
         chassis.tasks.spawn(sweep::run(chassis.clone(), one));
     }
     Ok(())

@@ -133,13 +133,13 @@ impl Connection {
             .await
             .map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() })?;
         self.tell(&ToGuest::Welcome { sealed: self.sealed }).await?;
-        match stop {
-            Some(stop) => self.stop(stop).await?,
-            None if hello.phase == Phase::Fresh => {
-                let order = order::start(&self.chassis, &self.reporter).await?;
-                self.tell(&ToGuest::Start(Box::new(order))).await?;
-            }
-            None => {}
+        if let Some(stop) = stop {
+            self.stop(stop).await?;
+        }
+        // One that is to stop gets the order too: it executes nothing and goes through its end, which frees what the run holds.
+        if hello.phase == Phase::Fresh {
+            let order = order::start(&self.chassis, &self.reporter).await?;
+            self.tell(&ToGuest::Start(Box::new(order))).await?;
         }
         self.send_steers().await?;
         let draining = self.chassis.tasks.stopping();
@@ -246,7 +246,12 @@ impl Connection {
                 Ok(())
             }
             FromGuest::Output { upload, name, size, sha256 } => {
-                let begun = self.uploads.begin(upload, name, size, sha256).await;
+                let begun = self.uploads.begin(upload, name.clone(), size, sha256).await;
+                if let Err(Error::Refused(problem)) = &begun
+                    && !problem.retryable
+                {
+                    self.not_kept(&name, size, &problem.detail).await?;
+                }
                 self.uploaded(upload, begun).await
             }
             FromGuest::OutputSkipped { upload, name, size, reason } => {
@@ -278,6 +283,11 @@ impl Connection {
         };
         let answer = uploads::keep(&self.chassis, &self.reporter, whole).await?;
         self.tell(&answer).await
+    }
+
+    /// Tells the owner of an output that it was not kept.
+    async fn not_kept(&mut self, name: &str, size: u64, reason: &str) -> Result<()> {
+        report::output(&self.chassis, &self.reporter, OutputReport::Unavailable { name, size, reason }).await.map(|_| ())
     }
 
     async fn told(&mut self, told: Told) -> Result<()> {

@@ -47,10 +47,11 @@ impl Frames {
                 )));
             }
             let subject = subject::output(self.reporter.tenant, self.reporter.run, self.reporter.epoch, frame.seq);
-            let published = self.chassis.jetstream.publish(subject, frame.encode().into()).await;
+            let published = tokio::time::timeout(ACK, self.chassis.jetstream.publish(subject, frame.encode().into())).await;
             let acknowledged = match published {
-                Ok(acknowledgement) => acknowledge(acknowledgement).boxed(),
-                Err(error) => futures::future::ready(Err(error.to_string())).boxed(),
+                Ok(Ok(acknowledgement)) => acknowledge(acknowledgement).boxed(),
+                Ok(Err(error)) => futures::future::ready(Err(error.to_string())).boxed(),
+                Err(_) => futures::future::ready(Err("NATS takes nothing".to_owned())).boxed(),
             };
             self.in_flight.push_back((frame.seq, acknowledged));
         }

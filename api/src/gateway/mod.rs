@@ -8,7 +8,10 @@ mod uploads;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -54,11 +57,12 @@ pub(crate) enum Nudge {
 pub struct Gateway {
     pub(crate) chassis: Chassis,
     connections: Arc<Mutex<Connections>>,
+    entered: Arc<AtomicU64>,
 }
 
 impl Gateway {
     pub fn start(chassis: &Chassis) -> Self {
-        let gateway = Self { chassis: chassis.clone(), connections: Arc::default() };
+        let gateway = Self { chassis: chassis.clone(), connections: Arc::default(), entered: Arc::default() };
         let (looker, watcher) = (gateway.clone(), gateway.clone());
         chassis.tasks.spawn(async move { looker.look_round().await });
         chassis.tasks.spawn(async move { watcher.watch_stream().await });
@@ -78,7 +82,7 @@ impl Gateway {
     pub(crate) fn enter(&self, key: Key) -> (u64, mpsc::Receiver<Nudge>) {
         let (sender, receiver) = mpsc::channel(NUDGES);
         let mut connections = self.lock();
-        let number = connections.get(&key).map_or(0, |(number, _)| number + 1);
+        let number = self.entered.fetch_add(1, Ordering::Relaxed);
         connections.insert(key, (number, sender));
         (number, receiver)
     }

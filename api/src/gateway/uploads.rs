@@ -97,7 +97,9 @@ fn check_name(name: &str) -> Result<()> {
 pub(super) async fn keep(chassis: &Chassis, reporter: &Reporter, whole: Whole) -> Result<ToGuest> {
     let Whole { upload, name, sha256, spooled } = whole;
     if hex::encode(spooled.sha256) != sha256 {
-        return Ok(ToGuest::OutputRefused { upload, code: "changed".to_owned(), detail: "it changed while it was read".to_owned() });
+        let reason = "it changed while it was read";
+        report::output(chassis, reporter, OutputReport::Unavailable { name: &name, size: spooled.size, reason }).await?;
+        return Ok(ToGuest::OutputRefused { upload, code: "changed".to_owned(), detail: reason.to_owned() });
     }
     let object_key = towpath_file::put_output(chassis, reporter.tenant, &spooled).await?;
     let content = Content { size: spooled.size, sha256: &spooled.sha256, object_key: &object_key };

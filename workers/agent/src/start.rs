@@ -180,7 +180,11 @@ impl Starts {
 /// Starts every member that can be; the others are told why not.
 pub async fn start_all(chassis: &Chassis, batch: Vec<Start>) -> Vec<Answer> {
     metrics::histogram!("towpath_accept_batch").record(batch.len() as f64);
-    let mut unanswered = false;
+    start_halves(chassis, batch, false).await
+}
+
+/// `unanswered`: a COMMIT of these members was sent and its answer never came.
+async fn start_halves(chassis: &Chassis, batch: Vec<Start>, mut unanswered: bool) -> Vec<Answer> {
     for _ in 0..TRIES {
         match start_once(chassis, &batch).await {
             Ok(answers) => return answers,
@@ -193,14 +197,15 @@ pub async fn start_all(chassis: &Chassis, batch: Vec<Start>) -> Vec<Answer> {
                 if !error.is_passing() {
                     tracing::error!(error = error.chain(), "an accept failed");
                 }
-                return vec![Err(error.problem()); batch.len()];
+                let problem = if unanswered { Error::OutcomeUnknown(sqlx::Error::WorkerCrashed).problem() } else { error.problem() };
+                return vec![Err(problem); batch.len()];
             }
             Err(error) => {
                 tracing::warn!(error = error.chain(), members = batch.len(), "halving a batch");
                 let mut left = batch;
                 let right = left.split_off(left.len() / 2);
-                let mut answers = Box::pin(start_all(chassis, left)).await;
-                answers.extend(Box::pin(start_all(chassis, right)).await);
+                let mut answers = Box::pin(start_halves(chassis, left, unanswered)).await;
+                answers.extend(Box::pin(start_halves(chassis, right, unanswered)).await);
                 return answers;
             }
         }

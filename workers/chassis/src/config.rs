@@ -67,8 +67,6 @@ pub struct Limits {
     pub handler: Duration,
     /// After this an unacknowledged message is given to another worker.
     pub ack_wait: Duration,
-    /// How long a lease lasts unless renewed.
-    pub lease: Duration,
     /// How long a SIGTERM may take.
     pub drain: Duration,
     /// Attempts of a message that fails for a reason of its own before it is laid aside.
@@ -94,7 +92,6 @@ impl Default for Limits {
             database_wait: Duration::from_secs(2),
             handler: Duration::from_secs(20),
             ack_wait: Duration::from_secs(30),
-            lease: Duration::from_secs(45),
             drain: Duration::from_secs(20),
             attempts: 20,
             settle_wanted: Duration::from_secs(15),
@@ -115,7 +112,6 @@ impl Limits {
                 self.handler < self.ack_wait,
                 "TOWPATH_HANDLER_S must be below TOWPATH_ACK_WAIT_S: else a second worker starts what the first still does",
             ),
-            (self.ack_wait < self.lease, "TOWPATH_ACK_WAIT_S must be below TOWPATH_LEASE_S"),
             (
                 self.seal_max < self.linger,
                 "TOWPATH_SEAL_MAX_S must be below TOWPATH_LINGER_S: else a supervisor leaves with the only copy of a record",
@@ -162,7 +158,6 @@ impl Config {
                 database_wait: defaults.database_wait,
                 handler: read.seconds("TOWPATH_HANDLER_S", defaults.handler)?,
                 ack_wait: read.seconds("TOWPATH_ACK_WAIT_S", defaults.ack_wait)?,
-                lease: read.seconds("TOWPATH_LEASE_S", defaults.lease)?,
                 drain: read.seconds("TOWPATH_DRAIN_S", defaults.drain)?,
                 attempts: read.parse("TOWPATH_ATTEMPTS", defaults.attempts)?,
                 settle_wanted: read.seconds("TOWPATH_SETTLE_WANTED_S", defaults.settle_wanted)?,
@@ -247,7 +242,7 @@ mod tests {
 
     #[test]
     fn waits_that_would_let_two_workers_do_one_thing_refuse_the_start() {
-        for (key, value) in [("TOWPATH_HANDLER_S", "30"), ("TOWPATH_ACK_WAIT_S", "45"), ("TOWPATH_LINGER_S", "86400")] {
+        for (key, value) in [("TOWPATH_HANDLER_S", "30"), ("TOWPATH_ACK_WAIT_S", "20"), ("TOWPATH_LINGER_S", "86400")] {
             let error = Config::from_map(&env(&[(key, value)])).expect_err(key);
             assert!(error.to_string().contains("must be below"), "{error}");
         }

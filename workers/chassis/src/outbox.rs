@@ -17,6 +17,8 @@ const QUEUE_ROWS: usize = 20_000;
 const DELETE_ROWS: usize = 1000;
 /// How long JetStream may take to acknowledge one command.
 const PUBLISH_WAIT: Duration = Duration::from_secs(5);
+/// How long telling an event may hold up its caller.
+const TELL_WAIT: Duration = Duration::from_millis(100);
 /// Age at which the relay takes a row for missed.
 const MISSED_S: f64 = 2.0;
 /// Rows that the relay takes at a time.
@@ -79,9 +81,14 @@ pub(crate) async fn insert(
 
 /// Tells listeners a fact, at most once.
 pub(crate) async fn tell(nats: &async_nats::Client, subject: String, kind: &event::Kind) {
+    // While the connection is away its queue fills up, and waiting for room would hold up the caller.
+    if nats.connection_state() != async_nats::connection::State::Connected {
+        return;
+    }
     let Ok(body) = serde_json::to_vec(kind) else { return };
-    if let Err(error) = nats.publish(subject, body.into()).await {
-        tracing::debug!(%error, "an event was not told; its listeners look by themselves");
+    match tokio::time::timeout(TELL_WAIT, nats.publish(subject, body.into())).await {
+        Ok(Ok(())) => {}
+        Ok(Err(_)) | Err(_) => tracing::debug!("an event was not told; its listeners look by themselves"),
     }
 }
 

@@ -89,12 +89,16 @@ async fn declare_once(jetstream: &Context, config: &Config) -> Result<()> {
             subjects: vec![subject::COMMAND_ALL.to_owned()],
             retention: RetentionPolicy::WorkQueue,
             max_bytes: COMMAND_BYTES,
+            // A newer equal nudge takes the place of one that waits, so repeating them never fills the stream.
+            max_messages_per_subject: 1,
             ..base.clone()
         },
         StreamConfig {
             name: subject::OUTPUT.to_owned(),
             subjects: vec![subject::OUTPUT_ALL.to_owned()],
             max_bytes: config.limits.output_stream_bytes,
+            // What no purge took. The record and the spool are the truth; a run waits at most `seal_max` for its record.
+            max_age: config.limits.seal_max * 2,
             ..base.clone()
         },
         StreamConfig {

@@ -55,7 +55,7 @@ pub async fn set(work: &mut Work, kind: &str, keys: &[String], after: Duration) 
 pub async fn clear(work: &mut Work, kinds: &[&str], keys: &[String]) -> Result<()> {
     if !keys.is_empty() {
         let kinds: Vec<String> = kinds.iter().map(|kind| (*kind).to_owned()).collect();
-        sqlx::query!("delete from timer where kind = any($1) and key = any($2)", &kinds, keys).execute(work.db()).await?;
+        sqlx::query!("delete from timer where (kind, key) in (select kind, key from timer where kind = any($1) and key = any($2) for update skip locked)", &kinds, keys).execute(work.db()).await?;
     }
     Ok(())
 }

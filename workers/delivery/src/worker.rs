@@ -1,5 +1,7 @@
 //! A command came: send what is due. The claim is committed before the request, the answer after it; no transaction is open meanwhile.
 
+use std::time::Duration;
+
 use futures::{StreamExt, stream};
 use towpath_chassis::{
     Chassis, Result,
@@ -18,6 +20,8 @@ use crate::{
 
 /// Requests of one batch that are under way at a time.
 const AT_A_TIME: usize = 32;
+/// Wait of those that did not fit.
+const AGAIN: Duration = Duration::from_millis(200);
 
 pub fn handler() -> Handler {
     Handler::new("deliver", subject::DELIVER_ALL, handle)
@@ -36,8 +40,10 @@ async fn handle(chassis: Chassis, batch: Vec<Command>) -> Result<Vec<Outcome>> {
             | Command::Unknown => None,
         })
         .collect();
+    // Only what can be under way at once is claimed: an attempt that counts is one that is made.
+    let now = &ids[..ids.len().min(AT_A_TIME)];
     let mut work = chassis.begin().await?;
-    let due = table::claim(&mut work, &ids).await?;
+    let due = table::claim(&mut work, now).await?;
     work.commit().await?;
     let results: Vec<Result<()>> = stream::iter(due).map(|due| send(chassis.clone(), due)).buffer_unordered(AT_A_TIME).collect().await;
     for result in results {
@@ -46,7 +52,7 @@ async fn handle(chassis: Chassis, batch: Vec<Command>) -> Result<Vec<Outcome>> {
             tracing::warn!(error = error.chain(), "a delivery is sent again later");
         }
     }
-    Ok(vec![Outcome::Done; batch.len()])
+    Ok((0..batch.len()).map(|index| if index < now.len() { Outcome::Done } else { Outcome::Later(AGAIN) }).collect())
 }
 
 async fn send(chassis: Chassis, due: Due) -> Result<()> {

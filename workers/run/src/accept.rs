@@ -163,7 +163,7 @@ pub struct NewSteerRow {
     pub key: Option<Key>,
 }
 
-/// Route name of steers for idempotency keys.
+/// Route of steers for idempotency keys; the run's id follows.
 const STEER_ROUTE: &str = "steer";
 
 /// Accepts a steer; its id, and whether an earlier request with the same key made it.
@@ -198,7 +198,7 @@ async fn steer_once(chassis: &Chassis, new: &NewSteerRow) -> Result<(SteerId, bo
     let run = table::lock(work.db(), &[new.run]).await?.pop().ok_or_else(|| apply::no_such_run(new.run))?;
     if let Some(key) = &new.key {
         let claim = [Claim { tenant: new.tenant, key, thing: new.id.uuid() }];
-        let claimed = idempotency::claim(work.db(), STEER_ROUTE, &claim).await?.pop();
+        let claimed = idempotency::claim(work.db(), &format!("{STEER_ROUTE} {}", new.run), &claim).await?.pop();
         match claimed {
             Some(Claimed::Replay(id)) => return Ok((id.into(), true)),
             Some(claimed @ Claimed::Mismatch) => return Err(claimed.refuse_mismatch().map_or_else(|| Error::broken("claim"), Error::from)),

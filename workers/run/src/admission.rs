@@ -14,7 +14,7 @@ use crate::{
 
 mod table;
 
-pub use table::{Waiting, ready, register_pool, slots_held};
+pub use table::{Waiting, hear_pool, ready, register_pool, slots_held};
 pub(crate) use table::{pools_with_room, release_slots, release_workspaces};
 
 /// Runs admitted by one transaction.
@@ -76,7 +76,8 @@ async fn admit_some(work: &mut Work, pool: &str) -> Result<(u64, bool)> {
     let steps: Vec<_> =
         slots.iter().map(|(run, epoch, tenant, _)| (*run, *epoch, *tenant, "admitted".to_owned(), Some(pool.to_owned()))).collect();
     crate::table::step(work, &steps).await?;
-    Ok((slots.len() as u64, slots.len() as i64 == BATCH))
+    // Another pool may have taken some of them: there may be more for this one.
+    Ok((slots.len() as u64, slots.len() as i64 == BATCH || slots.len() < chosen.len()))
 }
 
 fn walls(sandbox: &serde_json::Value) -> Result<serde_json::Value> {

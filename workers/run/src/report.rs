@@ -161,7 +161,8 @@ pub async fn output(chassis: &Chassis, reporter: &Reporter, report: OutputReport
             towpath_file::output_stored(&mut work, run.tenant, run.id, reporter.epoch, name, content).await?;
         }
         OutputReport::Unavailable { name, size, reason } => {
-            towpath_file::output_unavailable(&mut work, run.tenant, run.id, reporter.epoch, name, size, &clean(reason, 256)).await?;
+            let name = clean(name, 1024);
+            towpath_file::output_unavailable(&mut work, run.tenant, run.id, reporter.epoch, &name, size, &clean(reason, 256)).await?;
         }
     }
     work.commit().await?;

@@ -197,14 +197,18 @@ fn parse_cursor(cursor: &str) -> Result<(DateTime<Utc>, RunId)> {
     Ok((at, id.parse().map_err(|_| refuse())?))
 }
 
+/// Rows of a run's history read at a time.
+pub const HISTORY_ROWS: usize = 1000;
+
 /// The run's history after `after` (a revision), in order.
 pub async fn history(db: &PgPool, tenant: TenantId, id: RunId, after: i64) -> Result<Vec<HistoryEntry>> {
     let rows = sqlx::query!(
         "select revision, at, from_state, to_state, cause, actor, epoch, reason, detail from run_history
-         where run_id = $1 and tenant_id = $2 and revision > $3 order by revision limit 1000",
+         where run_id = $1 and tenant_id = $2 and revision > $3 order by revision limit $4",
         id.uuid(),
         tenant.uuid(),
-        after
+        after,
+        HISTORY_ROWS as i64
     )
     .fetch_all(db)
     .await?;

@@ -135,14 +135,13 @@ pub struct Row {
     pub walls: Walls,
     pub bound: bool,
     pub unwanted: bool,
-    pub observed: String,
 }
 
 /// The host's sandboxes that are not gone; only those of `runs` when given.
 pub(crate) async fn of_host(db: &PgPool, host: &str, runs: Option<&[RunId]>) -> Result<Vec<Row>> {
     let runs: Option<Vec<Uuid>> = runs.map(|runs| runs.iter().map(|run| run.uuid()).collect());
     let rows = sqlx::query!(
-        "select run_id, epoch, tenant_id, session_id, walls, state, unwanted, observed from sandbox
+        "select run_id, epoch, tenant_id, session_id, walls, state, unwanted from sandbox
          where host = $1 and state <> 'gone' and refusal is null and ($2::uuid[] is null or run_id = any($2)) order by created_at limit 10000",
         host,
         runs.as_deref()
@@ -159,7 +158,6 @@ pub(crate) async fn of_host(db: &PgPool, host: &str, runs: Option<&[RunId]>) -> 
                 walls: serde_json::from_value(row.walls).map_err(|error| Error::broken(format!("walls: {error}")))?,
                 bound: row.state == "bound",
                 unwanted: row.unwanted,
-                observed: row.observed,
             })
         })
         .collect()
@@ -193,15 +191,27 @@ pub(crate) async fn gone(work: &mut Work, row: &Row) -> Result<()> {
     Ok(())
 }
 
-/// It is there, or nobody can tell.
-pub(crate) async fn observed(db: &PgPool, row: &Row, present: bool) -> Result<()> {
+/// These are there. What was seen long ago counts as unknown, so this is said again at every look.
+pub(crate) async fn present(db: &PgPool, rows: &[(RunId, i32)]) -> Result<()> {
+    let (runs, epochs): (Vec<Uuid>, Vec<i32>) = rows.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
     sqlx::query!(
-        "update sandbox set observed = case when $3 then 'present' else 'unknown' end, observed_at = now(),
-             unknown_since = case when $3 then null else coalesce(unknown_since, now()) end
+        "update sandbox set observed = 'present', observed_at = now(), unknown_since = null from unnest($1::uuid[], $2::int[]) as seen (run, epoch)
+         where run_id = seen.run and sandbox.epoch = seen.epoch and state <> 'gone'",
+        &runs,
+        &epochs
+    )
+    .execute(db)
+    .await?;
+    Ok(())
+}
+
+/// Nobody can tell whether it is there.
+pub(crate) async fn unknown(db: &PgPool, row: &Row) -> Result<()> {
+    sqlx::query!(
+        "update sandbox set observed = 'unknown', observed_at = now(), unknown_since = coalesce(unknown_since, now())
          where run_id = $1 and epoch = $2 and state <> 'gone'",
         row.run.uuid(),
-        row.epoch,
-        present
+        row.epoch
     )
     .execute(db)
     .await?;
@@ -221,7 +231,8 @@ pub struct Fact {
 pub async fn facts(work: &mut Work, sandboxes: &[(RunId, i32)]) -> Result<Vec<Fact>> {
     let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
     let rows = sqlx::query!(
-        "select run_id, sandbox.epoch, refusal, refusal_message, state, observed from sandbox join unnest($1::uuid[], $2::int[]) as asked (run, epoch)
+        "select run_id, sandbox.epoch, refusal, refusal_message, state,
+                coalesce(observed = 'present' and observed_at > now() - interval '30 seconds', false) as \"present!\" from sandbox join unnest($1::uuid[], $2::int[]) as asked (run, epoch)
              on run_id = asked.run and sandbox.epoch = asked.epoch",
         &runs,
         &epochs
@@ -235,7 +246,7 @@ pub async fn facts(work: &mut Work, sandboxes: &[(RunId, i32)]) -> Result<Vec<Fa
             epoch: row.epoch,
             refusal: row.refusal.map(|reason| (reason, row.refusal_message.unwrap_or_default())),
             gone: row.state == "gone",
-            present: row.observed == "present" && row.state != "gone",
+            present: row.present && row.state != "gone",
         })
         .collect())
 }

@@ -18,6 +18,16 @@ use crate::{
 /// Sandboxes that one host creates or looks at, at a time.
 const AT_A_TIME: usize = 8;
 
+type Key = (RunId, i32);
+
+/// What came of a look at one sandbox.
+enum Seen {
+    Present,
+    Unsure,
+    /// Something was done about it.
+    Acted,
+}
+
 /// What a host does about its own sandboxes.
 #[derive(Clone)]
 pub struct Host {
@@ -50,31 +60,33 @@ impl Host {
     /// Looks at the host's sandboxes, all or those of `runs`; how many were not yet as they should be.
     pub async fn attend(&self, chassis: &Chassis, runs: Option<&[RunId]>) -> Result<u64> {
         let rows = table::of_host(&chassis.db, &chassis.config.host, runs).await?;
-        let results: Vec<Result<bool>> =
-            stream::iter(rows).map(|row| self.attend_to(chassis, row)).buffer_unordered(AT_A_TIME).collect().await;
+        let looks: Vec<(Key, Result<Seen>)> = stream::iter(rows)
+            .map(|row| async move { ((row.run, row.epoch), self.attend_to(chassis, row).await) })
+            .buffer_unordered(AT_A_TIME)
+            .collect()
+            .await;
+        let present: Vec<Key> = looks.iter().filter(|(_, seen)| matches!(seen, Ok(Seen::Present))).map(|(key, _)| *key).collect();
+        if !present.is_empty() {
+            table::present(&chassis.db, &present).await?;
+        }
         let mut changed = 0;
         let mut failure = None;
-        for result in results {
-            match result {
-                Ok(did) => changed += u64::from(did),
+        for (_, seen) in looks {
+            match seen {
+                Ok(Seen::Acted) => changed += 1,
+                Ok(Seen::Present | Seen::Unsure) => {}
                 Err(error) => failure = Some(error),
             }
         }
         failure.map_or(Ok(changed), Err)
     }
 
-    async fn attend_to(&self, chassis: &Chassis, row: Row) -> Result<bool> {
+    async fn attend_to(&self, chassis: &Chassis, row: Row) -> Result<Seen> {
         match self.backend.observe(row.run, row.epoch).await {
             Observed::NeverCreated if row.unwanted => self.gone(chassis, &row).await,
             Observed::NeverCreated if row.bound => self.unknown(chassis, &row, "its folder is not there").await,
             Observed::NeverCreated => self.create(chassis, &row).await,
-            Observed::Present(_) => {
-                if row.observed == "present" {
-                    return Ok(false);
-                }
-                table::observed(&chassis.db, &row, true).await?;
-                Ok(false)
-            }
+            Observed::Present(_) => Ok(Seen::Present),
             Observed::Absent { proof } => {
                 tracing::info!(run = %row.run, epoch = row.epoch, proof, "the sandbox is gone");
                 self.gone(chassis, &row).await
@@ -83,25 +95,25 @@ impl Host {
         }
     }
 
-    async fn create(&self, chassis: &Chassis, row: &Row) -> Result<bool> {
+    async fn create(&self, chassis: &Chassis, row: &Row) -> Result<Seen> {
         if let Err(refused) = self.backend.check(&row.walls) {
             let mut work = chassis.begin().await?;
             table::refused(&mut work, row, "wall_unavailable", &refused.to_string()).await?;
             work.commit().await?;
-            return Ok(true);
+            return Ok(Seen::Acted);
         }
         let spec = self.spec(chassis, row)?;
         kill::point("create sandbox").await;
         match self.backend.create(&spec).await {
             Ok(()) => {
                 kill::point("sandbox created").await;
-                Ok(true)
+                Ok(Seen::Acted)
             }
             Err(CreateError::Refused(refused)) => {
                 let mut work = chassis.begin().await?;
                 table::refused(&mut work, row, "wall_unavailable", &refused.to_string()).await?;
                 work.commit().await?;
-                Ok(true)
+                Ok(Seen::Acted)
             }
             // Whether something was made is seen at the next look.
             Err(CreateError::Unsure(why)) => Err(Error::Nats { doing: "create sandbox", detail: why }),
@@ -127,7 +139,7 @@ impl Host {
         })
     }
 
-    async fn gone(&self, chassis: &Chassis, row: &Row) -> Result<bool> {
+    async fn gone(&self, chassis: &Chassis, row: &Row) -> Result<Seen> {
         let mut work = chassis.begin().await?;
         table::gone(&mut work, row).await?;
         work.commit().await?;
@@ -135,12 +147,12 @@ impl Host {
         if let Err(error) = self.backend.remove(row.run, row.epoch).await {
             tracing::warn!(run = %row.run, epoch = row.epoch, %error, "a sandbox's folder stays");
         }
-        Ok(true)
+        Ok(Seen::Acted)
     }
 
-    async fn unknown(&self, chassis: &Chassis, row: &Row, why: &str) -> Result<bool> {
+    async fn unknown(&self, chassis: &Chassis, row: &Row, why: &str) -> Result<Seen> {
         tracing::warn!(run = %row.run, epoch = row.epoch, why, "nobody can tell whether the sandbox is there");
-        table::observed(&chassis.db, row, false).await?;
-        Ok(false)
+        table::unknown(&chassis.db, row).await?;
+        Ok(Seen::Unsure)
     }
 }

@@ -41,11 +41,13 @@ pub struct Walk<'a> {
     next: u64,
     /// Stream sequence to go on from within the block of `next`.
     from: u64,
+    /// A later frame than the wanted one was seen in this block.
+    later: bool,
 }
 
 impl<'a> Walk<'a> {
     pub fn new(chassis: &'a Chassis, of: Epoch, next: u64) -> Self {
-        Self { chassis, of, next, from: 1 }
+        Self { chassis, of, next, from: 1, later: false }
     }
 
     /// The next batch of frames without a hole, and where the pass ended, if it did.
@@ -63,15 +65,19 @@ impl<'a> Walk<'a> {
                     self.next += 1;
                     frames.push(frame);
                 }
-                std::cmp::Ordering::Greater => return Ok((frames, Some(Tip::Hole))),
+                // Frames that were asked for again stand behind later ones.
+                std::cmp::Ordering::Greater => self.later = true,
             }
         }
         if subject::block(self.next) != block {
-            self.from = 1;
+            (self.from, self.later) = (1, false);
             return Ok((frames, None));
         }
         if pending > 0 {
             return Ok((frames, None));
+        }
+        if self.later {
+            return Ok((frames, Some(Tip::Hole)));
         }
         // Nothing more in this block. Something in the next one means that frames of this one are missing.
         let later = subject::output_block(self.of.tenant, self.of.run, self.of.epoch, block + 1);

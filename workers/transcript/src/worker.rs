@@ -56,8 +56,8 @@ impl Sealers {
         }
         let (sealers, chassis) = (self.clone(), chassis.clone());
         chassis.tasks.clone().spawn(async move {
+            let _attended = Attended { sealers: &sealers, of };
             sealers.attend_to(&chassis, of).await;
-            sealers.at_work.lock().unwrap_or_else(PoisonError::into_inner).remove(&of);
         });
         Outcome::Done
     }
@@ -75,5 +75,17 @@ impl Sealers {
                 }
             }
         }
+    }
+}
+
+/// Takes the epoch off the list however its task ends.
+struct Attended<'a> {
+    sealers: &'a Sealers,
+    of: Epoch,
+}
+
+impl Drop for Attended<'_> {
+    fn drop(&mut self) {
+        self.sealers.at_work.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.of);
     }
 }

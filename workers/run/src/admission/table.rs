@@ -36,7 +36,7 @@ pub struct Waiting {
 pub async fn register_pool(work: &mut Work, name: &str, backend: &str, host: &str, capacity: u32) -> Result<()> {
     sqlx::query!(
         "insert into pool (name, backend, host, capacity) values ($1, $2, $3, $4)
-         on conflict (name) do update set backend = excluded.backend, host = excluded.host, capacity = excluded.capacity",
+         on conflict (name) do update set backend = excluded.backend, host = excluded.host, capacity = excluded.capacity, heard_at = now()",
         name,
         backend,
         host,
@@ -48,13 +48,23 @@ pub async fn register_pool(work: &mut Work, name: &str, backend: &str, host: &st
     Ok(())
 }
 
+/// A host says that it is there.
+pub async fn hear_pool(db: &PgPool, name: &str) -> Result<()> {
+    sqlx::query!("update pool set heard_at = now() where name = $1", name).execute(db).await?;
+    Ok(())
+}
+
 pub(crate) async fn pools_of(work: &mut Work, backend: &str) -> Result<Vec<String>> {
     Ok(sqlx::query_scalar!("select name from pool where backend = $1 order by name limit 1000", backend).fetch_all(work.db()).await?)
 }
 
 pub(crate) async fn lock_pool(work: &mut Work, name: &str) -> Result<Option<Room>> {
-    let Some(pool) =
-        sqlx::query!("select backend, host, capacity from pool where name = $1 for update", name).fetch_optional(work.db()).await?
+    let Some(pool) = sqlx::query!(
+        "select backend, host, capacity from pool where name = $1 and heard_at > now() - interval '30 seconds' for update",
+        name
+    )
+    .fetch_optional(work.db())
+    .await?
     else {
         return Ok(None);
     };
@@ -199,7 +209,7 @@ pub async fn slots_held(db: &PgPool) -> Result<i64> {
 /// Pools that have room while somebody waits: what a lost wake-up would leave.
 pub(crate) async fn pools_with_room(db: &PgPool) -> Result<Vec<String>> {
     Ok(sqlx::query_scalar!(
-        "select name from pool where capacity > (select count(*) from slot where slot.pool = pool.name)
+        "select name from pool where heard_at > now() - interval '30 seconds' and capacity > (select count(*) from slot where slot.pool = pool.name)
              and exists (select 1 from run where state = 'queued' and run.backend = pool.backend)"
     )
     .fetch_all(db)

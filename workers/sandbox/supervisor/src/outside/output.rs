@@ -2,13 +2,13 @@
 
 use std::{
     collections::HashMap,
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Read},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use sha2::{Digest, Sha256};
 use tokio::task::yield_now;
 use towpath_schemas::limit::{FILE_PIECE_BYTES, FILES_PER_RUN};
@@ -93,7 +93,7 @@ pub async fn collect(desk: &Desk, before: &Before, most_bytes: u64) {
         let content = match () {
             () if meta.size() > most_bytes => Err(format!("too_large: at most {most_bytes} bytes")),
             () if !is_text => Err("name_not_utf8".to_owned()),
-            () => open(&path, meta.size()).await.map_err(|error| format!("unreadable: {error}")),
+            () => open(&before.folder, &path, &meta).await.map_err(|error| format!("unreadable: {error}")),
         };
         match content {
             Ok(content) => desk.with_uploads(|uploads| uploads.push(Output { name, size: meta.size(), content })),
@@ -112,13 +112,18 @@ fn skip(desk: &Desk, name: String, size: u64, reason: String) {
     desk.with_uploads(|uploads| uploads.push(Output { name, size, content: Content::Skipped { reason } }));
 }
 
-async fn open(path: &Path, size: u64) -> io::Result<Content> {
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is no file"));
+/// Opens what was walked, and nothing else: the next run of the session may already change the tree, so no link on the way is followed, none leads
+/// out of the folder, and the file is the one that was seen.
+async fn open(folder: &Path, path: &Path, seen: &fs::Metadata) -> io::Result<Content> {
+    let beneath = path.strip_prefix(folder).map_err(|_| io::Error::other("it is outside of the outputs"))?;
+    let root = rustix::fs::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::openat2(&root, beneath, flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)?);
+    let found = file.metadata()?;
+    if !found.is_file() || (found.dev(), found.ino()) != (seen.dev(), seen.ino()) {
+        return Err(io::Error::other("it is not what it was"));
     }
-    let sha256 = digest(&file, size).await?;
+    let sha256 = digest(&file, seen.size()).await?;
     Ok(Content::File { file, sha256 })
 }
 
