@@ -22,7 +22,7 @@ const PARTS: [(&str, &str); 14] = [
     ("delivery", "select concat_ws(' ', n, state, answer, secret is not null, body #>> '{data,run,state}', body #>> '{data,run,result,text}') from delivery order by n"),
     ("output", "select concat_ws(' ', name, epoch, size, status, reason, object_key is not null) from output order by name"),
     ("object", "select concat_ws(' ', state, count(*)) from object group by state order by state"),
-    ("idempotency", "select concat_ws(' ', route, key) from idempotency order by route, key"),
+    ("idempotency", "select concat_ws(' ', split_part(route, ' ', 1), key) from idempotency order by route, key"),
     ("left", "select concat_ws(' ', 'outbox', (select count(*) from outbox), 'attempt', (select count(*) from attempt), 'dead', (select count(*) from dead),
         'timer', (select string_agg(kind, ' ' order by kind) from timer))"),
 ];
