@@ -3,11 +3,18 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use futures::{SinkExt, StreamExt};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use stage::{Mode, Options, Proxy, Servers, wait_for};
 use tempfile::TempDir;
+use tokio_tungstenite::tungstenite::Message;
+use towpath_chassis::{config::Hidden, secret::Secrets};
 use towpath_journeys::{Ground, SOON, World, peak_memory, sha256, supervisors};
+use towpath_schemas::{
+    RunId,
+    guest::{Exit, FromGuest, Hello, Identity, PROTOCOL, Phase, ToGuest},
+};
 
 /// About 50 MB with colour codes, with runs of 1-byte writes among it, and with multibyte characters that are cut at every edge. It appends what it printed to a witness.
 const PRINTER: &str = r#"
@@ -365,4 +372,76 @@ async fn a_gateway_connection_that_is_cut_or_stands_still_loses_no_byte() -> Res
     let ended = world.ended_within(&run, SOON * 2).await?;
     check_printed(&world, &ended).await?;
     world.finish().await
+}
+
+/// A supervisor of the test's own: its connection and what it was told so far.
+struct Guest(tokio_tungstenite::WebSocketStream<tokio_tungstenite::MaybeTlsStream<tokio::net::TcpStream>>);
+
+impl Guest {
+    async fn hello(world: &World, run: RunId) -> Result<Self> {
+        let secrets = Secrets::new(&[Hidden(world.env["TOWPATH_MASTER_KEY"].clone())])?;
+        let (mut socket, _) = tokio_tungstenite::connect_async(format!("ws://{}/sandbox", world.env["TOWPATH_LISTEN"])).await?;
+        let hello = FromGuest::Hello(Hello {
+            protocol: PROTOCOL,
+            run,
+            epoch: 1,
+            incarnation: "1".repeat(32),
+            token: Some(secrets.sandbox_token(run, 1)),
+            key: "2".repeat(64),
+            phase: Phase::Fresh,
+            identity: Identity::default(),
+        });
+        socket.send(serde_json::to_string(&hello)?.into()).await?;
+        Ok(Self(socket))
+    }
+
+    async fn say(&mut self, message: &FromGuest) -> Result<()> {
+        Ok(self.0.send(serde_json::to_string(message)?.into()).await?)
+    }
+
+    /// The next message that is wanted; others are passed over.
+    async fn told(&mut self, wanted: impl Fn(&ToGuest) -> bool) -> Result<ToGuest> {
+        let listening = async {
+            while let Some(message) = self.0.next().await {
+                if let Message::Text(text) = message?
+                    && let Ok(message) = serde_json::from_str::<ToGuest>(&text)
+                    && wanted(&message)
+                {
+                    return Ok(message);
+                }
+            }
+            anyhow::bail!("the gateway closed the connection")
+        };
+        tokio::time::timeout(SOON, listening).await?
+    }
+}
+
+#[tokio::test]
+async fn a_stop_that_comes_before_the_start_order_still_ends_the_run() -> Result<()> {
+    let world = World::prepare(Ground::shared().await?, &[]).await?;
+    world.spawn("api", &["api"])?;
+    world.spawn_with("worker", &["worker"], &[("TOWPATH_SUPERVISOR", "")])?;
+    world.ready().await?;
+    world.example("echo").await?;
+    // A host that is there but starts nothing: the test is its supervisor.
+    sqlx::query("insert into pool (name, backend, host, capacity) values ('process-test', 'process', 'test', 1)")
+        .execute(&world.db)
+        .await?;
+    let id = world.run("echo", &json!({})).await?;
+    let run: RunId = id.parse()?;
+    world.until(&id, SOON, |value| value["state"] == "starting").await?;
+    let mut first = Guest::hello(&world, run).await?;
+    first.told(|message| matches!(message, ToGuest::Welcome { .. })).await?;
+    drop(first);
+    let (status, answer) = world.call(Method::POST, &format!("/v1/runs/{id}/cancel"), None).await?;
+    ensure!(status == StatusCode::ACCEPTED && answer["state"] == "stopping", "{status} {answer}");
+    let mut again = Guest::hello(&world, run).await?;
+    again.told(|message| matches!(message, ToGuest::Cancel { .. })).await?;
+    again.told(|message| matches!(message, ToGuest::Start(_))).await?;
+    again.say(&FromGuest::Ended { exit: Exit::default(), reason: Some("canceled".to_owned()) }).await?;
+    again.told(|message| matches!(message, ToGuest::EndedStored)).await?;
+    ensure!(world.count("select count(*) from slot").await? == 0, "the slot is still taken");
+    let ended = world.ended(&id).await?;
+    ensure!(ended["state"] == "canceled", "{ended}");
+    Ok(())
 }
