@@ -6,7 +6,7 @@ use axum::{
 };
 use towpath_chassis::Error;
 use towpath_schemas::ErrorCode;
-use towpath_tenant::{Caller, Scope, authenticate};
+use towpath_tenant::{Caller, Scope};
 
 use crate::{
     Api,
@@ -18,7 +18,7 @@ async fn caller(parts: &Parts, api: &Api) -> Answer<Caller> {
     let value = parts.headers.get(header::AUTHORIZATION).ok_or_else(|| unauthorized("there is no Authorization header"))?;
     let text = value.to_str().map_err(|_| unauthorized("the Authorization header is not ASCII"))?;
     let token = text.strip_prefix("Bearer ").ok_or_else(|| unauthorized("the Authorization header is no `Bearer` token"))?;
-    let known = tokio::time::timeout(api.chassis.config.limits.database_wait, authenticate(&api.chassis, token.trim())).await;
+    let known = tokio::time::timeout(api.chassis.config.limits.database_wait, api.callers.authenticate(token.trim())).await;
     let known = known.map_err(|_| Refusal(Error::refused(ErrorCode::Unavailable, "the database does not answer")))??;
     known.ok_or_else(|| unauthorized("the token is unknown, expired or revoked"))
 }

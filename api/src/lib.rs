@@ -17,6 +17,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tower_http::{catch_panic::CatchPanicLayer, trace::TraceLayer};
 use towpath_agent::start::Starts;
 use towpath_chassis::{Chassis, telemetry};
+use towpath_tenant::Callers;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -24,6 +25,7 @@ use utoipa_axum::router::OpenApiRouter;
 #[derive(Clone)]
 pub struct Api {
     pub chassis: Chassis,
+    pub callers: Callers,
     pub starts: Starts,
     pub gateway: gateway::Gateway,
     pub metrics: Option<PrometheusHandle>,
@@ -31,9 +33,10 @@ pub struct Api {
 
 impl Api {
     pub fn new(chassis: Chassis, metrics: Option<PrometheusHandle>) -> Self {
+        let callers = Callers::start(&chassis);
         let starts = Starts::new(&chassis);
         let gateway = gateway::Gateway::start(&chassis);
-        Self { chassis, starts, gateway, metrics }
+        Self { chassis, callers, starts, gateway, metrics }
     }
 }
 

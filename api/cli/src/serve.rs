@@ -97,7 +97,7 @@ async fn migrate(config: &Config) -> anyhow::Result<()> {
 async fn ensure_token(chassis: &Chassis) -> anyhow::Result<()> {
     let path = chassis.config.state_dir.join("token");
     if let Ok(secret) = fs::read_to_string(&path)
-        && towpath_tenant::authenticate(chassis, secret.trim()).await?.is_some()
+        && towpath_tenant::is_valid(chassis, secret.trim()).await?
     {
         return Ok(());
     }

@@ -4,9 +4,12 @@ use std::{collections::HashSet, time::Duration};
 
 use axum::extract::ws::{CloseFrame, Message, WebSocket};
 use futures::{SinkExt, StreamExt, stream::SplitSink};
-use tokio::sync::mpsc;
-use towpath_chassis::{Chassis, Error, Result};
-use towpath_run::report::{self, Greeting, OutputReport, Reporter, Stop};
+use tokio::{
+    sync::mpsc,
+    task::{JoinError, JoinSet},
+};
+use towpath_chassis::{Error, Result};
+use towpath_run::report::{Greeting, Report, Reporter, Stop};
 use towpath_schemas::{
     event,
     guest::{FromGuest, Hello, Phase, SteerEnd, SteerOrder, ToGuest, binary},
@@ -17,7 +20,6 @@ use towpath_schemas::{
 use super::{
     Gateway, Nudge,
     frames::{Frames, Told},
-    order,
     uploads::{self, Uploads},
 };
 
@@ -27,13 +29,16 @@ const HELLO: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(30);
 /// Messages that wait to be sent to one sandbox.
 const OUTBOUND: usize = 64;
+/// Outputs of one connection on their way into the store at a time; beyond it the connection is not read.
+const KEEPING: usize = 4;
 /// Wait before frames that JetStream refused are asked for again.
 const AGAIN: Duration = Duration::from_millis(500);
 
 pub(super) async fn run(gateway: Gateway, mut socket: WebSocket) {
     let Some(hello) = first_message(&mut socket).await else { return };
     let (run, epoch) = (hello.run, hello.epoch);
-    let greeting = match report::hello(&gateway.chassis, &hello).await {
+    let phase = hello.phase;
+    let greeting = match gateway.reports.hello(hello).await {
         Ok(greeting) => greeting,
         Err(error) => {
             tracing::warn!(%run, epoch, error = error.chain(), "a supervisor is asked to come again");
@@ -53,9 +58,10 @@ pub(super) async fn run(gateway: Gateway, mut socket: WebSocket) {
             let (outbound, messages) = mpsc::channel(OUTBOUND);
             gateway.chassis.tasks.spawn(write(writer, messages));
             let connection = Connection {
-                chassis: gateway.chassis.clone(),
+                gateway: gateway.clone(),
                 frames: Frames::new(gateway.chassis.clone(), reporter.clone()),
                 uploads: Uploads::new(gateway.chassis.clone(), reporter.clone()),
+                keeping: JoinSet::new(),
                 reporter,
                 outbound,
                 sealed,
@@ -65,7 +71,7 @@ pub(super) async fn run(gateway: Gateway, mut socket: WebSocket) {
                 stop_sent: false,
                 steered: HashSet::new(),
             };
-            if let Err(error) = connection.go(&hello, stop, reader, nudges).await {
+            if let Err(error) = connection.go(phase, stop, reader, nudges).await {
                 tracing::info!(%run, epoch, error = error.chain(), "a sandbox's connection ended");
             }
             gateway.leave(key, number);
@@ -103,10 +109,12 @@ async fn write(mut writer: SplitSink<WebSocket, Message>, mut messages: mpsc::Re
 }
 
 struct Connection {
-    chassis: Chassis,
+    gateway: Gateway,
     reporter: Reporter,
     frames: Frames,
     uploads: Uploads,
+    /// Outputs on their way into the store: it may take longer than a silence.
+    keeping: JoinSet<Result<ToGuest>>,
     outbound: mpsc::Sender<Message>,
     sealed: u64,
     stored: u64,
@@ -125,8 +133,9 @@ const STALLED_LOOKS: u32 = 9;
 type Reader = futures::stream::SplitStream<WebSocket>;
 
 impl Connection {
-    async fn go(mut self, hello: &Hello, stop: Option<Stop>, mut reader: Reader, mut nudges: mpsc::Receiver<Nudge>) -> Result<()> {
+    async fn go(mut self, phase: Phase, stop: Option<Stop>, mut reader: Reader, mut nudges: mpsc::Receiver<Nudge>) -> Result<()> {
         let mut events = self
+            .gateway
             .chassis
             .nats
             .subscribe(subject::event_run(self.reporter.tenant, self.reporter.run))
@@ -137,12 +146,12 @@ impl Connection {
             self.stop(stop).await?;
         }
         // One that is to stop gets the order too: it executes nothing and goes through its end, which frees what the run holds.
-        if hello.phase == Phase::Fresh {
-            let order = order::start(&self.chassis, &self.reporter).await?;
+        if phase == Phase::Fresh {
+            let order = self.gateway.start_order(&self.reporter).await?;
             self.tell(&ToGuest::Start(Box::new(order))).await?;
         }
-        self.send_steers().await?;
-        let draining = self.chassis.tasks.stopping();
+        self.look_soon();
+        let draining = self.gateway.chassis.tasks.stopping();
         let mut heard = tokio::time::Instant::now();
         loop {
             tokio::select! {
@@ -152,6 +161,7 @@ impl Connection {
                 }
                 () = tokio::time::sleep_until(heard + SILENCE) => return Err(Error::Nats { doing: "hear from the sandbox", detail: format!("nothing for {SILENCE:?}") }),
                 told = self.frames.told() => self.told(told).await?,
+                Some(kept) = self.keeping.join_next() => self.kept(kept).await?,
                 nudge = nudges.recv() => match nudge {
                     Some(nudge) => self.nudged(nudge).await?,
                     // A newer connection of the same sandbox took this one's place.
@@ -161,7 +171,7 @@ impl Connection {
                     Some(message) => self.event(&message.payload).await?,
                     None => return Err(Error::Nats { doing: "listen", detail: "the subscription was closed".to_owned() }),
                 },
-                message = reader.next(), if self.frames.has_room() => {
+                message = reader.next(), if self.frames.has_room() && self.keeping.len() < KEEPING => {
                     heard = tokio::time::Instant::now();
                     match message {
                         Some(Ok(message)) => self.message(message).await?,
@@ -182,6 +192,15 @@ impl Connection {
     async fn tell(&mut self, message: &ToGuest) -> Result<()> {
         let text = serde_json::to_string(message).map_err(|error| Error::broken(format!("message: {error}")))?;
         self.send(Message::Text(text.into())).await
+    }
+
+    fn look_soon(&self) {
+        self.gateway.look_soon((self.reporter.run, self.reporter.epoch));
+    }
+
+    /// Returns once it is committed. One whose word does not count any more is told so at the next look.
+    async fn report(&mut self, report: Report) -> Result<()> {
+        self.gateway.reports.tell(&self.reporter, report).await.map(|_| ())
     }
 
     async fn message(&mut self, message: Message) -> Result<()> {
@@ -208,14 +227,14 @@ impl Connection {
 
     async fn guest(&mut self, message: FromGuest) -> Result<()> {
         match message {
-            FromGuest::Step { step, detail } => report::step(&self.chassis, &self.reporter, &step, detail).await,
-            FromGuest::Started => report::step(&self.chassis, &self.reporter, "started", None).await,
+            FromGuest::Step { step, detail } => self.report(Report::Step { step, detail }).await,
+            FromGuest::Started => self.report(Report::Step { step: "started".to_owned(), detail: None }).await,
             FromGuest::Refused { code, message } => {
-                report::step(&self.chassis, &self.reporter, "refused", Some(message.clone())).await?;
+                self.report(Report::Step { step: "refused".to_owned(), detail: Some(message.clone()) }).await?;
                 self.refusal = Some((code, message));
                 Ok(())
             }
-            FromGuest::Steer { steer, state } => report::steers(&self.chassis, &self.reporter, &[SteerEnd { steer, state }]).await,
+            FromGuest::Steer { steer, state } => self.report(Report::Steers(vec![SteerEnd { steer, state }])).await,
             FromGuest::Ended { exit, reason } => {
                 let cause = match (reason, self.refusal.clone()) {
                     (Some(reason), Some((code, message))) if reason == code => Some((code, Some(message))),
@@ -223,16 +242,16 @@ impl Connection {
                     (None, Some((code, message))) => Some((code, Some(message))),
                     (None, None) => None,
                 };
-                report::ended(&self.chassis, &self.reporter, exit, cause).await?;
+                self.report(Report::Ended { exit, cause }).await?;
                 self.tell(&ToGuest::EndedStored).await
             }
             FromGuest::Result { text, truncated } => {
-                report::result(&self.chassis, &self.reporter, &text, truncated).await?;
+                self.report(Report::Result { text, truncated }).await?;
                 self.tell(&ToGuest::ResultStored).await
             }
             FromGuest::ReadFile { request, file, offset, length } => {
-                let (chassis, reporter, outbound) = (self.chassis.clone(), self.reporter.clone(), self.outbound.clone());
-                self.chassis.tasks.spawn(async move {
+                let (chassis, reporter, outbound) = (self.gateway.chassis.clone(), self.reporter.clone(), self.outbound.clone());
+                self.gateway.chassis.tasks.spawn(async move {
                     let message = match uploads::read(&chassis, &reporter, request, file, offset, length).await {
                         Ok(piece) => Message::Binary(piece.into()),
                         Err(refusal) => match serde_json::to_string(&refusal) {
@@ -255,14 +274,11 @@ impl Connection {
                 self.uploaded(upload, begun).await
             }
             FromGuest::OutputSkipped { upload, name, size, reason } => {
-                report::output(&self.chassis, &self.reporter, OutputReport::Unavailable { name: &name, size, reason: &reason }).await?;
+                self.report(Report::OutputUnavailable { name, size, reason }).await?;
                 self.tell(&ToGuest::OutputStored { upload }).await
             }
             FromGuest::Done => {
-                let key = (self.reporter.run, self.reporter.epoch);
-                for standing in report::standings(&self.chassis, &[key]).await? {
-                    self.nudged(Nudge::Standing(standing)).await?;
-                }
+                self.look_soon();
                 Ok(())
             }
             FromGuest::Hello(_) => Err(Error::broken("a second hello on one connection")),
@@ -281,13 +297,19 @@ impl Connection {
             }
             Err(error) => return Err(error),
         };
-        let answer = uploads::keep(&self.chassis, &self.reporter, whole).await?;
+        let (gateway, reporter) = (self.gateway.clone(), self.reporter.clone());
+        self.keeping.spawn(async move { uploads::keep(&gateway, &reporter, whole).await });
+        Ok(())
+    }
+
+    async fn kept(&mut self, kept: std::result::Result<Result<ToGuest>, JoinError>) -> Result<()> {
+        let answer = kept.map_err(|error| Error::broken(format!("keeping an output: {error}")))??;
         self.tell(&answer).await
     }
 
     /// Tells the owner of an output that it was not kept.
     async fn not_kept(&mut self, name: &str, size: u64, reason: &str) -> Result<()> {
-        report::output(&self.chassis, &self.reporter, OutputReport::Unavailable { name, size, reason }).await.map(|_| ())
+        self.report(Report::OutputUnavailable { name: name.to_owned(), size, reason: reason.to_owned() }).await
     }
 
     async fn told(&mut self, told: Told) -> Result<()> {
@@ -308,7 +330,7 @@ impl Connection {
     /// Asks for everything that is not sealed.
     async fn ask_again(&mut self) -> Result<()> {
         self.frames.forget();
-        if let Some(record) = towpath_transcript::record(&self.chassis.db, self.reporter.run, self.reporter.epoch).await? {
+        if let Some(record) = towpath_transcript::record(&self.gateway.chassis.db, self.reporter.run, self.reporter.epoch).await? {
             self.sealed = self.sealed.max(record.last_seq);
         }
         self.stored = self.sealed;
@@ -335,7 +357,7 @@ impl Connection {
                 self.stalled_looks = 0;
                 self.ask_again().await
             }
-            Nudge::Steers => self.send_steers().await,
+            Nudge::Steers(steers) => self.send_steers(steers).await,
             Nudge::StreamReset => self.ask_again().await,
             Nudge::Standing(standing) => {
                 if standing.fenced {
@@ -371,24 +393,21 @@ impl Connection {
                 if self.stored >= from { self.tell(&ToGuest::Resend { from }).await } else { Ok(()) }
             }
             Ok(event::Kind::Moved { .. } | event::Kind::Closed { .. }) => {
-                for standing in report::standings(&self.chassis, &[(self.reporter.run, own)]).await? {
-                    self.nudged(Nudge::Standing(standing)).await?;
-                }
-                self.send_steers().await
+                self.look_soon();
+                Ok(())
             }
             Ok(event::Kind::Sealed { .. } | event::Kind::Hole { .. } | event::Kind::Unknown) | Err(_) => Ok(()),
         }
     }
 
     /// Sends open steers in order, each marked as sent before it goes. The supervisor drops ids that it knows.
-    async fn send_steers(&mut self) -> Result<()> {
-        let open = order::steers(&self.chassis, &self.reporter).await?;
+    async fn send_steers(&mut self, open: Vec<SteerOrder>) -> Result<()> {
         let steers: Vec<SteerOrder> = open.into_iter().filter(|steer| !self.steered.contains(&steer.steer)).collect();
         if steers.is_empty() {
             return Ok(());
         }
-        let ids: Vec<_> = steers.iter().map(|steer| steer.steer).collect();
-        if !report::steers_sent(&self.chassis, &self.reporter, &ids).await? {
+        let ids = steers.iter().map(|steer| steer.steer).collect();
+        if !self.gateway.reports.tell(&self.reporter, Report::SteersSent(ids)).await? {
             return Ok(());
         }
         for steer in steers {

@@ -7,7 +7,7 @@ mod order;
 mod uploads;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -19,15 +19,29 @@ use axum::{
     extract::{State, WebSocketUpgrade},
     response::Response,
 };
-use tokio::sync::mpsc;
-use towpath_chassis::{Chassis, Result, streams};
-use towpath_run::report;
-use towpath_schemas::{id::RunId, limit::GUEST_MESSAGE_BYTES, subject};
+use tokio::sync::{Notify, mpsc};
+use towpath_chassis::{
+    Chassis, Result,
+    group::{Answer, Group},
+    streams,
+};
+use towpath_run::report::{self, Reporter, Reports};
+use towpath_schemas::{
+    guest::{StartOrder, SteerOrder},
+    id::RunId,
+    limit::GUEST_MESSAGE_BYTES,
+    subject,
+};
 
 use crate::Api;
 
-/// How often all connections are looked at: one batch of each query, however many there are.
+/// How often all connections are looked at.
 const LOOK: Duration = Duration::from_secs(5);
+/// Connections that one statement asks about.
+const LOOK_KEYS: usize = 1000;
+/// Batches of start orders at a time, and orders in each: an order may carry two texts of a MiB.
+const ORDER_LANES: usize = 2;
+const ORDERS: usize = 32;
 /// How often the OUTPUT stream's identity is looked at.
 const STREAM_LOOK: Duration = Duration::from_secs(2);
 /// Nudges that wait for one connection.
@@ -47,7 +61,7 @@ pub(crate) enum Nudge {
     /// Frames up to here are sealed.
     Sealed(u64),
     /// Steers wait for it.
-    Steers,
+    Steers(Vec<SteerOrder>),
     /// JetStream has forgotten what it held.
     StreamReset,
 }
@@ -56,13 +70,35 @@ pub(crate) enum Nudge {
 #[derive(Clone)]
 pub struct Gateway {
     pub(crate) chassis: Chassis,
+    pub(crate) reports: Reports,
+    starts: Group<Reporter, Answer<StartOrder>>,
     connections: Arc<Mutex<Connections>>,
     entered: Arc<AtomicU64>,
+    due: Arc<Due>,
+}
+
+/// Connections to look at before the next round, because something happened to their runs.
+#[derive(Default)]
+struct Due {
+    keys: Mutex<HashSet<Key>>,
+    wake: Notify,
 }
 
 impl Gateway {
     pub fn start(chassis: &Chassis) -> Self {
-        let gateway = Self { chassis: chassis.clone(), connections: Arc::default(), entered: Arc::default() };
+        let own = chassis.clone();
+        let starts = Group::start(&chassis.tasks, ORDER_LANES, ORDERS, move |reporters: Vec<Reporter>| {
+            let chassis = own.clone();
+            async move { order::starts(&chassis, &reporters).await }
+        });
+        let gateway = Self {
+            chassis: chassis.clone(),
+            reports: Reports::start(chassis),
+            starts,
+            connections: Arc::default(),
+            entered: Arc::default(),
+            due: Arc::default(),
+        };
         let (looker, watcher) = (gateway.clone(), gateway.clone());
         chassis.tasks.spawn(async move { looker.look_round().await });
         chassis.tasks.spawn(async move { watcher.watch_stream().await });
@@ -105,30 +141,55 @@ impl Gateway {
         }
     }
 
+    /// Everything that a supervisor needs to run its command.
+    pub(crate) async fn start_order(&self, reporter: &Reporter) -> Result<StartOrder> {
+        Ok(self.starts.submit(reporter.clone()).await??)
+    }
+
+    /// Has this connection looked at without waiting for the next round. What many ask for at once is one look.
+    pub(crate) fn look_soon(&self, key: Key) {
+        self.due.keys.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+        self.due.wake.notify_one();
+    }
+
     async fn look_round(&self) {
-        while self.chassis.tasks.sleep(LOOK).await {
-            let keys = self.keys();
-            if keys.is_empty() {
-                continue;
+        let stop = self.chassis.tasks.stopping();
+        let mut round = tokio::time::Instant::now() + LOOK;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = self.due.wake.notified() => {}
+                () = tokio::time::sleep_until(round) => {}
             }
-            if let Err(error) = self.look(&keys).await {
-                tracing::warn!(error = error.chain(), "the connections are looked at again later");
+            let due = std::mem::take(&mut *self.due.keys.lock().unwrap_or_else(PoisonError::into_inner));
+            let everybody = tokio::time::Instant::now() >= round;
+            let keys = if everybody { self.keys() } else { due.into_iter().collect() };
+            for keys in keys.chunks(LOOK_KEYS) {
+                if let Err(error) = self.look(keys, everybody).await {
+                    tracing::warn!(error = error.chain(), "the connections are looked at again later");
+                }
+            }
+            if everybody {
+                round = tokio::time::Instant::now() + LOOK;
             }
         }
     }
 
-    async fn look(&self, keys: &[Key]) -> Result<()> {
-        towpath_sandbox::heard(&self.chassis.db, keys).await?;
+    async fn look(&self, keys: &[Key], everybody: bool) -> Result<()> {
+        if everybody {
+            towpath_sandbox::heard(&self.chassis.db, keys).await?;
+            for (run, epoch, sealed) in towpath_transcript::marks(&self.chassis.db, keys).await? {
+                self.nudge((run, epoch), Nudge::Sealed(sealed));
+            }
+        }
         for standing in report::standings(&self.chassis, keys).await? {
             self.nudge((standing.run, standing.epoch), Nudge::Standing(standing));
         }
-        for (run, epoch, sealed) in towpath_transcript::marks(&self.chassis.db, keys).await? {
-            self.nudge((run, epoch), Nudge::Sealed(sealed));
-        }
-        let mut waiting: Vec<RunId> = towpath_steer::to_send(&self.chassis.db, keys).await?.into_iter().map(|(run, _)| run).collect();
-        waiting.dedup();
-        for key in keys.iter().filter(|(run, _)| waiting.contains(run)) {
-            self.nudge(*key, Nudge::Steers);
+        let steers = order::steers(&self.chassis, keys).await?;
+        for key in keys {
+            if let Some(orders) = steers.get(&key.0) {
+                self.nudge(*key, Nudge::Steers(orders.clone()));
+            }
         }
         Ok(())
     }

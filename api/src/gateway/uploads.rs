@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 
 use towpath_chassis::{Chassis, Error, Result};
-use towpath_file::{Content, Spool, Spooled};
-use towpath_run::report::{self, OutputReport, Reporter};
+use towpath_file::{Spool, Spooled};
+use towpath_run::report::{Report, Reporter};
 use towpath_schemas::{
     ErrorCode,
     guest::{ToGuest, binary},
     id::FileId,
     limit::FILES_PER_RUN,
 };
+
+use super::Gateway;
 
 /// Uploads of one connection at a time.
 const OPEN: usize = 4;
@@ -94,17 +96,15 @@ fn check_name(name: &str) -> Result<()> {
 }
 
 /// Keeps a whole upload; the answer for the supervisor.
-pub(super) async fn keep(chassis: &Chassis, reporter: &Reporter, whole: Whole) -> Result<ToGuest> {
+pub(super) async fn keep(gateway: &Gateway, reporter: &Reporter, whole: Whole) -> Result<ToGuest> {
     let Whole { upload, name, sha256, spooled } = whole;
     if hex::encode(spooled.sha256) != sha256 {
         let reason = "it changed while it was read";
-        report::output(chassis, reporter, OutputReport::Unavailable { name: &name, size: spooled.size, reason }).await?;
+        gateway.reports.tell(reporter, Report::OutputUnavailable { name, size: spooled.size, reason: reason.to_owned() }).await?;
         return Ok(ToGuest::OutputRefused { upload, code: "changed".to_owned(), detail: reason.to_owned() });
     }
-    let object_key = towpath_file::put_output(chassis, reporter.tenant, &spooled).await?;
-    let content = Content { size: spooled.size, sha256: &spooled.sha256, object_key: &object_key };
-    let stored = OutputReport::Stored { name: &name, content };
-    report::output(chassis, reporter, stored).await?;
+    let object_key = towpath_file::put_output(&gateway.chassis, reporter.tenant, &spooled).await?;
+    gateway.reports.tell(reporter, Report::Output { name, size: spooled.size, sha256: spooled.sha256, object_key }).await?;
     Ok(ToGuest::OutputStored { upload })
 }
 

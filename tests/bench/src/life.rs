@@ -26,7 +26,7 @@ pub enum Until {
 const IN_FLIGHT: usize = 64;
 /// Supervisors that are connected at a time.
 const GUESTS: usize = 128;
-/// Runs submitted one after the other, for the time that one takes when nothing else is going on.
+/// Runs submitted one after the other, each once the one before has come to its start or its end: the time that one takes when nothing else is going on.
 const ALONE: usize = 100;
 const SOON: Duration = Duration::from_secs(120);
 
@@ -38,7 +38,11 @@ pub async fn measure(ground: &Ground, until: Until) -> Result<Value> {
     ground.pool(i32::try_from(2 * runs)?).await?;
     let _api = ground.api().await?;
     let _worker = ground.spawn(&["worker"])?;
-    let alone = batch(ground, until, ALONE, 1).await?;
+    let mut alone = Figures::default();
+    for _ in 0..ALONE {
+        alone.waits.extend(batch(ground, until, 1, 1).await?.waits);
+    }
+    alone.waits.sort_by(f64::total_cmp);
     let before = ground.counts().await?;
     let many = batch(ground, until, runs, IN_FLIGHT).await?;
     let after = ground.counts().await?;
@@ -63,6 +67,7 @@ pub async fn measure(ground: &Ground, until: Until) -> Result<Value> {
     } }))
 }
 
+#[derive(Default)]
 struct Figures {
     per_s: f64,
     /// Milliseconds from submit to start order, sorted.

@@ -6,7 +6,7 @@ use towpath_chassis::{Chassis, Error, idempotency::Key};
 use towpath_run::{
     accept::{self, NewSteerRow},
     admission,
-    report::{self, Greeting, Reporter},
+    report::{self, Greeting, Report, Reporter},
 };
 use towpath_schemas::{
     agent::AgentDefinition,
@@ -169,7 +169,7 @@ impl World {
     }
 
     pub async fn greet(&self, life: &Life) -> Result<()> {
-        match report::hello(&self.first.chassis, &life.hello(&self.first.chassis)).await? {
+        match hello(&self.first.chassis, life.hello(&self.first.chassis)).await? {
             Greeting::Welcome { .. } => Ok(()),
             Greeting::Fenced(why) => bail!("fenced: {why}"),
         }
@@ -178,8 +178,8 @@ impl World {
     /// Its command has ended well, its result is told; its record is open.
     pub async fn finishing(&self) -> Result<Life> {
         let life = self.running().await?;
-        report::result(&self.first.chassis, &life.reporter(), "done", false).await?;
-        report::ended(&self.first.chassis, &life.reporter(), exit(0), None).await?;
+        tell(&self.first.chassis, &life.reporter(), result("done")).await?;
+        tell(&self.first.chassis, &life.reporter(), ended(0)).await?;
         Ok(life)
     }
 
@@ -271,6 +271,28 @@ impl World {
 pub async fn seal(process: &Process, life: &Life) -> Result<()> {
     handle(process, "transcript", vec![life.seal()]).await?;
     crate::recover::closed(&process.chassis, life.run, life.epoch).await
+}
+
+/// Says hello as a gateway takes it.
+pub async fn hello(chassis: &Chassis, hello: Hello) -> Result<Greeting> {
+    Ok(report::hellos(chassis, &[hello]).await.pop().context("no answer")?.map_err(Error::from)?)
+}
+
+/// Reports as a gateway takes it; whether the reporter's word counts.
+pub async fn tell(chassis: &Chassis, reporter: &Reporter, report: Report) -> Result<bool> {
+    Ok(report::reports(chassis, &[(reporter.clone(), report)]).await.pop().context("no answer")?.map_err(Error::from)?)
+}
+
+pub fn step(step: &str) -> Report {
+    Report::Step { step: step.to_owned(), detail: None }
+}
+
+pub fn result(text: &str) -> Report {
+    Report::Result { text: text.to_owned(), truncated: false }
+}
+
+pub fn ended(code: i32) -> Report {
+    Report::Ended { exit: exit(code), cause: None }
 }
 
 pub fn exit(code: i32) -> Exit {

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use towpath_faults::{Life, World, life};
-use towpath_run::report::{self, Greeting};
+use towpath_run::report::{Greeting, Report};
 
 /// What happens at the end of a run, each of which may be the first to be heard of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +17,7 @@ const HAPPENINGS: [Happening; 4] = [Happening::Ended, Happening::Printed, Happen
 
 async fn happen(world: &World, life: &Life, what: Happening) -> Result<()> {
     match what {
-        Happening::Ended => Ok(report::ended(&world.first.chassis, &life.reporter(), life::exit(0), None).await?),
+        Happening::Ended => life::tell(&world.first.chassis, &life.reporter(), life::ended(0)).await.map(|_| ()),
         Happening::Printed => {
             world.print(life).await?;
             life::seal(&world.first, life).await
@@ -46,7 +46,7 @@ async fn a_run_ends_the_same_in_whatever_order_its_end_is_told() -> Result<()> {
     for order in orders(&HAPPENINGS) {
         world.anew().await?;
         let life = world.steered().await?;
-        report::result(&world.first.chassis, &life.reporter(), "done", false).await?;
+        life::tell(&world.first.chassis, &life.reporter(), life::result("done")).await?;
         for what in &order {
             happen(&world, &life, *what).await?;
         }
@@ -67,7 +67,7 @@ async fn of_two_supervisors_of_an_epoch_one_is_bound_and_the_other_fenced() -> R
         world.anew().await?;
         let life = world.created().await?;
         let (one, other) = (life.hello(&world.first.chassis), life.impostor().hello(&world.second.chassis));
-        let (one, other) = tokio::join!(report::hello(&world.first.chassis, &one), report::hello(&world.second.chassis, &other));
+        let (one, other) = tokio::join!(life::hello(&world.first.chassis, one), life::hello(&world.second.chassis, other));
         let welcome = [one?, other?].into_iter().filter(|greeting| matches!(greeting, Greeting::Welcome { .. })).count();
         ensure!(welcome == 1, "{welcome} supervisors of one epoch are welcome");
     }
@@ -80,10 +80,10 @@ async fn nothing_that_an_impostor_says_changes_anything() -> Result<()> {
     let life = world.steered().await?;
     let before = world.digest().await?;
     let (chassis, impostor) = (&world.first.chassis, life.impostor().reporter());
-    report::step(chassis, &impostor, "started", None).await?;
-    report::result(chassis, &impostor, "lies", false).await?;
-    report::ended(chassis, &impostor, life::exit(0), None).await?;
-    ensure!(!report::steers_sent(chassis, &impostor, &life.steers).await?, "an impostor was given a steer");
+    life::tell(chassis, &impostor, life::step("started")).await?;
+    life::tell(chassis, &impostor, life::result("lies")).await?;
+    life::tell(chassis, &impostor, life::ended(0)).await?;
+    ensure!(!life::tell(chassis, &impostor, Report::SteersSent(life.steers.clone())).await?, "an impostor was given a steer");
     ensure!(world.digest().await? == before, "an impostor changed the world:\n{before}\n---\n{}", world.digest().await?);
     Ok(())
 }

@@ -8,7 +8,7 @@ use towpath_file::Spool;
 use towpath_run::{
     accept,
     apply::{TIMER_SEAL, TIMER_START, TIMER_WANTED, epoch_key},
-    report::{self, OutputReport},
+    report::Report,
 };
 use towpath_schemas::{
     command::Command,
@@ -82,20 +82,20 @@ scenes! {
     a_run_is_abandoned_once: "accept::abandon", Asker, never, World::steered,
         async |process: &Process, _: &World, life: &Life| Ok(accept::abandon(&process.chassis, life.tenant, life.principal, life.run).await.map(|_| ())?);
 
-    a_supervisor_is_bound_once: "report::hello", Asker, by_epoch, World::created,
-        async |process: &Process, _: &World, life: &Life| Ok(report::hello(&process.chassis, &life.hello(&process.chassis)).await.map(|_| ())?);
-    a_step_is_noted_once: "report::step", Asker, by_epoch, World::running,
-        async |process: &Process, _: &World, life: &Life| Ok(report::step(&process.chassis, &life.reporter(), "inputs", None).await?);
-    a_command_ends_once: "report::ended", Asker, by_epoch, World::steered,
-        async |process: &Process, _: &World, life: &Life| Ok(report::ended(&process.chassis, &life.reporter(), life::exit(0), None).await?);
-    a_command_that_was_stopped_ends_once: "report::ended", Asker, never, World::stopping,
-        async |process: &Process, _: &World, life: &Life| Ok(report::ended(&process.chassis, &life.reporter(), life::exit(1), None).await?);
-    a_result_is_kept_once: "report::result", Asker, by_epoch, World::running,
-        async |process: &Process, _: &World, life: &Life| Ok(report::result(&process.chassis, &life.reporter(), "done", false).await?);
-    an_output_is_kept_once: "report::output", Asker, by_epoch, World::running, output;
-    a_steer_is_marked_before_it_is_sent: "report::steers_sent", Asker, by_epoch, World::steered,
-        async |process: &Process, _: &World, life: &Life| Ok(report::steers_sent(&process.chassis, &life.reporter(), &life.steers).await.map(|_| ())?);
-    a_steer_is_read_once: "report::steers", Asker, by_epoch, sent, read;
+    a_supervisor_is_bound_once: "hello", Asker, by_epoch, World::created,
+        async |process: &Process, _: &World, life: &Life| life::hello(&process.chassis, life.hello(&process.chassis)).await.map(|_| ());
+    a_step_is_noted_once: "report step", Asker, by_epoch, World::running,
+        async |process: &Process, _: &World, life: &Life| say(process, life, life::step("inputs")).await;
+    a_command_ends_once: "report ended", Asker, by_epoch, World::steered,
+        async |process: &Process, _: &World, life: &Life| say(process, life, life::ended(0)).await;
+    a_command_that_was_stopped_ends_once: "report ended", Asker, never, World::stopping,
+        async |process: &Process, _: &World, life: &Life| say(process, life, life::ended(1)).await;
+    a_result_is_kept_once: "report result", Asker, by_epoch, World::running,
+        async |process: &Process, _: &World, life: &Life| say(process, life, life::result("done")).await;
+    an_output_is_kept_once: "report output", Asker, by_epoch, World::running, output;
+    a_steer_is_marked_before_it_is_sent: "report steers_sent", Asker, by_epoch, World::steered,
+        async |process: &Process, _: &World, life: &Life| say(process, life, Report::SteersSent(life.steers.clone())).await;
+    a_steer_is_read_once: "report steers", Asker, by_epoch, sent, read;
 }
 
 /// What is no handler, timer or sweep and has to be in the list all the same.
@@ -104,13 +104,13 @@ const FUNCTIONS: [&str; 11] = [
     "accept::steer",
     "accept::cancel",
     "accept::abandon",
-    "report::hello",
-    "report::step",
-    "report::ended",
-    "report::result",
-    "report::output",
-    "report::steers_sent",
-    "report::steers",
+    "hello",
+    "report step",
+    "report ended",
+    "report result",
+    "report output",
+    "report steers_sent",
+    "report steers",
 ];
 
 #[tokio::test]
@@ -181,11 +181,15 @@ async fn old_keys(world: &World) -> Result<Life> {
 
 async fn sent(world: &World) -> Result<Life> {
     let life = world.steered().await?;
-    report::steers_sent(&world.first.chassis, &life.reporter(), &life.steers).await?;
+    say(&world.first, &life, Report::SteersSent(life.steers.clone())).await?;
     Ok(life)
 }
 
 // ---- acts ----------------------------------------------------------------------------------------------------------------------
+
+async fn say(process: &Process, life: &Life, report: Report) -> Result<()> {
+    life::tell(&process.chassis, &life.reporter(), report).await.map(|_| ())
+}
 
 async fn host(process: &Process, _: &World, life: &Life) -> Result<()> {
     life::handle(process, "host-local", vec![life.host()]).await
@@ -248,14 +252,11 @@ async fn output(process: &Process, _: &World, life: &Life) -> Result<()> {
     spool.write(b"report").await?;
     let spooled = spool.finish().await?;
     let object_key = towpath_file::put_output(&process.chassis, life.tenant, &spooled).await?;
-    let content = towpath_file::Content { size: spooled.size, sha256: &spooled.sha256, object_key: &object_key };
-    let stored = OutputReport::Stored { name: "report.txt", content };
-    report::output(&process.chassis, &life.reporter(), stored).await?;
-    Ok(())
+    let report = Report::Output { name: "report.txt".to_owned(), size: spooled.size, sha256: spooled.sha256, object_key };
+    say(process, life, report).await
 }
 
 async fn read(process: &Process, _: &World, life: &Life) -> Result<()> {
     let ends: Vec<SteerEnd> = life.steers.iter().map(|steer| SteerEnd { steer: *steer, state: SteerState::Read }).collect();
-    report::steers(&process.chassis, &life.reporter(), &ends).await?;
-    Ok(())
+    say(process, life, Report::Steers(ends)).await
 }

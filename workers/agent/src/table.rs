@@ -1,5 +1,7 @@
 //! All SQL of `agent` and `agent_version`.
 
+use std::collections::HashMap;
+
 use sqlx::{PgConnection, PgPool};
 use towpath_chassis::{Chassis, Error, Result};
 use towpath_schemas::{
@@ -174,13 +176,18 @@ pub(crate) fn unknown(name: &str) -> Error {
     Error::refused(ErrorCode::UnknownAgent, format!("there is no agent `{}`", name.chars().take(80).collect::<String>()))
 }
 
-/// The definition that a run started with.
-pub async fn definition(db: &PgPool, agent: Uuid, version: i32) -> Result<AgentDefinition> {
-    let value = sqlx::query_scalar!("select definition from agent_version where agent_id = $1 and version = $2", agent, version)
-        .fetch_optional(db)
-        .await?
-        .ok_or_else(|| Error::broken(format!("version {version} of agent {agent} is not there")))?;
-    read_definition(value)
+/// The definitions of these versions (agent, version). Those that do not exist are left out.
+pub async fn definitions(db: &PgPool, versions: &[(Uuid, i32)]) -> Result<HashMap<(Uuid, i32), AgentDefinition>> {
+    let (agents, numbers): (Vec<Uuid>, Vec<i32>) = versions.iter().copied().unzip();
+    let rows = sqlx::query!(
+        "select agent_id, agent_version.version, definition from agent_version
+         where (agent_id, version) in (select agent, version from unnest($1::uuid[], $2::int[]) as asked (agent, version))",
+        &agents,
+        &numbers
+    )
+    .fetch_all(db)
+    .await?;
+    rows.into_iter().map(|row| Ok(((row.agent_id, row.version), read_definition(row.definition)?))).collect()
 }
 
 /// An agent as a start needs it.

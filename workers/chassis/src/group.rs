@@ -3,13 +3,45 @@
 
 use std::{future::Future, sync::Arc};
 
+use futures::future::BoxFuture;
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use towpath_schemas::ErrorCode;
+use towpath_schemas::{ErrorCode, Problem};
 
 use crate::{Error, Result, task::Tasks};
 
 /// Callers that may wait for a lane; beyond it they are told to come again.
 const QUEUE: usize = 4096;
+
+/// What became of one item of a batch; a problem can be told to many.
+pub type Answer<T> = std::result::Result<T, Problem>;
+
+/// Answers a batch by `once`, in order. Passing trouble is the answer of all; any other error halves the batch until the item that it is about stands alone.
+pub async fn halving<'a, T, R, F>(batch: &'a [T], once: F) -> Vec<Answer<R>>
+where
+    F: Fn(&'a [T]) -> BoxFuture<'a, Result<Vec<R>>>,
+{
+    let mut answers = Vec::with_capacity(batch.len());
+    let mut left = vec![batch];
+    while let Some(part) = left.pop() {
+        match once(part).await {
+            Ok(some) if some.len() == part.len() => answers.extend(some.into_iter().map(Ok)),
+            Ok(some) => {
+                let error = Error::broken(format!("{} answers for {} items", some.len(), part.len()));
+                answers.extend(part.iter().map(|_| Err(error.problem())));
+            }
+            Err(error) if part.len() <= 1 || error.is_passing() => {
+                tracing::warn!(error = error.chain(), items = part.len(), "a batch was not done");
+                answers.extend(part.iter().map(|_| Err(error.problem())));
+            }
+            Err(error) => {
+                tracing::warn!(error = error.chain(), items = part.len(), "halving a batch");
+                let (first, second) = part.split_at(part.len() / 2);
+                left.extend([second, first]);
+            }
+        }
+    }
+    answers
+}
 
 /// Hands items to batches and their answers back.
 pub struct Group<T, R>(mpsc::Sender<(T, oneshot::Sender<R>)>);

@@ -34,29 +34,42 @@ impl Timers {
     }
 }
 
-/// Sets timers, or moves them when they are set already.
-pub async fn set(work: &mut Work, kind: &str, keys: &[String], after: Duration) -> Result<()> {
-    if keys.is_empty() {
+/// Sets timers (kind, key, after), or moves them when they are set already. Of equal ones the last counts.
+pub async fn set(work: &mut Work, timers: &[(&str, String, Duration)]) -> Result<()> {
+    let last: HashMap<(&str, &String), Duration> = timers.iter().map(|(kind, key, after)| ((*kind, key), *after)).collect();
+    if last.is_empty() {
         return Ok(());
     }
+    let kinds: Vec<String> = last.keys().map(|(kind, _)| (*kind).to_owned()).collect();
+    let keys: Vec<String> = last.keys().map(|(_, key)| (*key).clone()).collect();
+    let after: Vec<f64> = last.values().map(Duration::as_secs_f64).collect();
     sqlx::query!(
-        "insert into timer (kind, key, due_at) select $1, key, now() + make_interval(secs => $3) from unnest($2::text[]) as key
+        "insert into timer (kind, key, due_at) select kind, key, now() + make_interval(secs => after)
+         from unnest($1::text[], $2::text[], $3::float8[]) as new (kind, key, after) order by kind, key
          on conflict (kind, key) do update set due_at = excluded.due_at",
-        kind,
-        keys,
-        after.as_secs_f64()
+        &kinds,
+        &keys,
+        &after
     )
     .execute(work.db())
     .await?;
     Ok(())
 }
 
-/// Removes timers that are not needed any more; one that fires all the same changes nothing.
-pub async fn clear(work: &mut Work, kinds: &[&str], keys: &[String]) -> Result<()> {
-    if !keys.is_empty() {
-        let kinds: Vec<String> = kinds.iter().map(|kind| (*kind).to_owned()).collect();
-        sqlx::query!("delete from timer where (kind, key) in (select kind, key from timer where kind = any($1) and key = any($2) for update skip locked)", &kinds, keys).execute(work.db()).await?;
+/// Removes timers (kind, key) that are not needed any more; one that fires all the same changes nothing.
+pub async fn clear(work: &mut Work, timers: &[(&str, String)]) -> Result<()> {
+    if timers.is_empty() {
+        return Ok(());
     }
+    let (kinds, keys): (Vec<String>, Vec<String>) = timers.iter().map(|(kind, key)| ((*kind).to_owned(), key.clone())).unzip();
+    sqlx::query!(
+        "delete from timer where (kind, key) in (
+             select kind, key from timer join unnest($1::text[], $2::text[]) as old (kind, key) using (kind, key) for update of timer skip locked)",
+        &kinds,
+        &keys
+    )
+    .execute(work.db())
+    .await?;
     Ok(())
 }
 

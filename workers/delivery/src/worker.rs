@@ -68,7 +68,7 @@ async fn send(chassis: Chassis, due: Due) -> Result<()> {
             Next::Dead => "dead",
             Next::Again { after, unknown } => {
                 if counted {
-                    timer::set(&mut work, TIMER, &[due.id.to_string()], after).await?;
+                    timer::set(&mut work, &[(TIMER, due.id.to_string(), after)]).await?;
                 }
                 if unknown { "unknown" } else { "failed" }
             }

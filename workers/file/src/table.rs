@@ -1,5 +1,7 @@
 //! All SQL of `object`, `file`, `run_file`, `steer_file` and `output`.
 
+use std::collections::HashMap;
+
 use sqlx::{PgConnection, PgPool};
 use towpath_chassis::{Error, Result, Work};
 use towpath_schemas::{
@@ -131,32 +133,44 @@ pub async fn of_run(db: &PgPool, tenant: TenantId, run: RunId) -> Result<Vec<Fil
         .collect())
 }
 
-/// The run's files and those of each steer as the sandbox shall stage them, no two of the same name.
-pub async fn inputs(db: &PgPool, tenant: TenantId, run: RunId) -> Result<(Vec<InputFile>, Vec<(SteerId, InputFile)>)> {
+/// What the sandbox of a run shall stage.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Inputs {
+    pub run: Vec<InputFile>,
+    pub steers: Vec<(SteerId, InputFile)>,
+}
+
+/// The files of these runs (tenant, run) and of their steers as their sandboxes shall stage them, no two of one run of the same name.
+pub async fn inputs(db: &PgPool, runs: &[(TenantId, RunId)]) -> Result<HashMap<RunId, Inputs>> {
+    let (tenants, ids): (Vec<Uuid>, Vec<Uuid>) = runs.iter().map(|(tenant, run)| (tenant.uuid(), run.uuid())).unzip();
     let rows = sqlx::query!(
-        r#"select null::uuid as "steer?", file.id as "id!", file.name as "name!", file.media_type as "media_type!", file.size as "size!", 0::bigint as "ordinal!", n as "n!"
-           from run_file join file on file.id = file_id where run_id = $1 and run_file.tenant_id = $2
+        r#"with asked as (select * from unnest($1::uuid[], $2::uuid[]) as asked (tenant, run))
+           select run as "run!", null::uuid as "steer?", file.id as "id!", file.name as "name!", file.media_type as "media_type!", file.size as "size!", 0::bigint as "ordinal!", n as "n!"
+           from asked join run_file on run_id = run and run_file.tenant_id = tenant join file on file.id = file_id
            union all
-           select steer.id, file.id, file.name, file.media_type, file.size, steer.ordinal, n
-           from steer join steer_file on steer_id = steer.id join file on file.id = file_id where steer.run_id = $1 and steer.tenant_id = $2
-           order by 6, 7"#,
-        run.uuid(),
-        tenant.uuid()
+           select run, steer.id, file.id, file.name, file.media_type, file.size, steer.ordinal, n
+           from asked join steer on steer.run_id = run and steer.tenant_id = tenant join steer_file on steer_id = steer.id join file on file.id = file_id
+           order by 1, 7, 8"#,
+        &tenants,
+        &ids
     )
     .fetch_all(db)
     .await?;
-    let mut taken: Vec<String> = Vec::new();
-    let (mut of_run, mut of_steers) = (Vec::new(), Vec::new());
+    let mut taken: HashMap<RunId, Vec<String>> = HashMap::new();
+    let mut inputs: HashMap<RunId, Inputs> = HashMap::new();
     for row in rows {
-        let name = crate::name::distinct(&row.name, &taken);
+        let run = RunId(row.run);
+        let taken = taken.entry(run).or_default();
+        let name = crate::name::distinct(&row.name, taken);
         taken.push(name.clone());
         let file = InputFile { file: row.id.into(), name, media_type: row.media_type, size: row.size as u64 };
+        let of_run = inputs.entry(run).or_default();
         match row.steer {
-            None => of_run.push(file),
-            Some(steer) => of_steers.push((steer.into(), file)),
+            None => of_run.run.push(file),
+            Some(steer) => of_run.steers.push((steer.into(), file)),
         }
     }
-    Ok((of_run, of_steers))
+    Ok(inputs)
 }
 
 pub(crate) async fn input_object(db: &PgPool, tenant: TenantId, run: RunId, file: FileId) -> Result<Option<(String, u64)>> {

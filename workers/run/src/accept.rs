@@ -225,7 +225,7 @@ async fn steer_once(chassis: &Chassis, new: &NewSteerRow) -> Result<(SteerId, bo
         return Err(Error::refused(ErrorCode::UnknownFile, format!("there is no file {missing}")));
     }
     towpath_steer::insert(&mut work, new.tenant, new.run, new.id, new.principal, &new.message, &new.files).await?;
-    note_steers(&mut work, &run, &[SteerEnd { steer: new.id, state: SteerState::Queued }]).await?;
+    note_steers(&mut work, &[(&run, SteerEnd { steer: new.id, state: SteerState::Queued })]).await?;
     work.event(run.tenant, run.id, event::Kind::Moved { revision: run.revision });
     work.commit().await?;
     Ok((new.id, false))

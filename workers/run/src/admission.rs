@@ -10,6 +10,7 @@ use towpath_schemas::{agent::Sandbox, command::Command, guest::Walls, id::Tenant
 use crate::{
     apply::{Applied, Happening, apply},
     state::On,
+    table::StepRow,
 };
 
 mod table;
@@ -73,9 +74,17 @@ async fn admit_some(work: &mut Work, pool: &str) -> Result<(u64, bool)> {
     }
     table::take(work, pool, &slots).await?;
     towpath_sandbox::ask(work, &asked).await?;
-    let steps: Vec<_> =
-        slots.iter().map(|(run, epoch, tenant, _)| (*run, *epoch, *tenant, "admitted".to_owned(), Some(pool.to_owned()))).collect();
-    crate::table::step(work, &steps).await?;
+    let steps: Vec<StepRow> = slots
+        .iter()
+        .map(|(run, epoch, tenant, _)| StepRow {
+            run: *run,
+            epoch: *epoch,
+            tenant: *tenant,
+            step: "admitted".to_owned(),
+            detail: Some(pool.to_owned()),
+        })
+        .collect();
+    crate::table::steps(work, &steps).await?;
     // Another pool may have taken some of them: there may be more for this one.
     Ok((slots.len() as u64, slots.len() as i64 == BATCH || slots.len() < chosen.len()))
 }

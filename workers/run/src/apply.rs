@@ -168,18 +168,22 @@ async fn perform(work: &mut Work, effects: Vec<(Locked, Locked, Effect)>) -> Res
 
 async fn timers(work: &mut Work, effects: &[(Locked, Locked, Effect)]) -> Result<()> {
     let limits = work.chassis().config.limits.clone();
+    let mut set = Vec::new();
+    let mut clear = Vec::new();
     for (_, run, effect) in effects {
         let key = epoch_key(run.id, run.machine.epoch);
         match effect {
-            Effect::CreateSandbox => timer::set(work, TIMER_START, &[key], run.start).await?,
-            Effect::OpenRecord | Effect::Requeue => timer::clear(work, &[TIMER_START], &[key]).await?,
-            Effect::Stop => timer::set(work, TIMER_WANTED, &[run.id.to_string()], limits.settle_wanted).await?,
-            Effect::AwaitRecord => timer::set(work, TIMER_SEAL, &[key], limits.seal_max).await?,
-            Effect::Settle => timer::clear(work, &[TIMER_WANTED, TIMER_SEAL, TIMER_START], &[key, run.id.to_string()]).await?,
+            Effect::CreateSandbox => set.push((TIMER_START, key, run.start)),
+            Effect::OpenRecord | Effect::Requeue => clear.push((TIMER_START, key)),
+            Effect::Stop => set.push((TIMER_WANTED, run.id.to_string(), limits.settle_wanted)),
+            Effect::AwaitRecord => set.push((TIMER_SEAL, key, limits.seal_max)),
+            Effect::Settle => clear.extend([(TIMER_WANTED, run.id.to_string()), (TIMER_SEAL, key.clone()), (TIMER_START, key)]),
             Effect::ReleaseSlot | Effect::ReleaseWorkspace | Effect::LoseEpoch | Effect::DropSandbox => {}
         }
     }
-    Ok(())
+    // A timer that one move of a batch sets and a later one of the same run makes needless is cleared: it fires in vain at worst.
+    timer::set(work, &set).await?;
+    timer::clear(work, &clear).await
 }
 
 /// One happening, with the answer that an asker gets.

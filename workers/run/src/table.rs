@@ -179,11 +179,17 @@ pub(crate) async fn history(work: &mut Work, entries: &[Entry]) -> Result<()> {
     Ok(())
 }
 
-/// Gives the run a new revision for something that is no move of its own (a steer). The caller holds the row's lock.
-pub(crate) async fn next_revision(work: &mut Work, run: RunId) -> Result<i64> {
-    Ok(sqlx::query_scalar!("update run set revision = revision + 1 where id = $1 returning revision", run.uuid())
-        .fetch_one(work.db())
-        .await?)
+/// Gives runs new revisions for what is no move of their own (steers): (run, how many); the last of each. The caller holds the rows' locks.
+pub(crate) async fn next_revisions(work: &mut Work, runs: &[(RunId, i64)]) -> Result<HashMap<RunId, i64>> {
+    let (ids, numbers): (Vec<Uuid>, Vec<i64>) = runs.iter().map(|(run, number)| (run.uuid(), *number)).unzip();
+    let rows = sqlx::query!(
+        "update run set revision = revision + more.number from unnest($1::uuid[], $2::bigint[]) as more (id, number) where run.id = more.id returning run.id, revision",
+        &ids,
+        &numbers
+    )
+    .fetch_all(work.db())
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.id.into(), row.revision)).collect())
 }
 
 /// A run about to be accepted.
@@ -311,32 +317,71 @@ pub(crate) async fn targets(work: &mut Work, runs: &[RunId]) -> Result<Vec<Targe
         .collect())
 }
 
-/// A step of the start; the first of its name in an epoch counts.
-pub(crate) async fn step(work: &mut Work, steps: &[(RunId, i32, TenantId, String, Option<String>)]) -> Result<()> {
-    for (run, epoch, tenant, step, detail) in steps {
-        sqlx::query!(
-            "insert into run_step (run_id, epoch, step, tenant_id, detail) values ($1, $2, $3, $4, $5) on conflict do nothing",
-            run.uuid(),
-            epoch,
-            step,
-            tenant.uuid(),
-            detail.as_deref()
-        )
-        .execute(work.db())
-        .await?;
+/// A step of the start.
+#[derive(Debug, Clone)]
+pub(crate) struct StepRow {
+    pub run: RunId,
+    pub epoch: i32,
+    pub tenant: TenantId,
+    pub step: String,
+    pub detail: Option<String>,
+}
+
+/// Notes steps; the first of its name in an epoch counts.
+pub(crate) async fn steps(work: &mut Work, steps: &[StepRow]) -> Result<()> {
+    if steps.is_empty() {
+        return Ok(());
     }
+    let runs: Vec<Uuid> = steps.iter().map(|step| step.run.uuid()).collect();
+    let epochs: Vec<i32> = steps.iter().map(|step| step.epoch).collect();
+    let tenants: Vec<Uuid> = steps.iter().map(|step| step.tenant.uuid()).collect();
+    let names: Vec<String> = steps.iter().map(|step| step.step.clone()).collect();
+    let details: Vec<Option<String>> = steps.iter().map(|step| step.detail.clone()).collect();
+    sqlx::query!(
+        "insert into run_step (run_id, epoch, tenant_id, step, detail)
+         select run, epoch, tenant, step, detail from unnest($1::uuid[], $2::int[], $3::uuid[], $4::text[], $5::text[])
+             with ordinality as new (run, epoch, tenant, step, detail, n) order by run, epoch, step, n
+         on conflict do nothing",
+        &runs,
+        &epochs,
+        &tenants,
+        &names,
+        &details as &[Option<String>]
+    )
+    .execute(work.db())
+    .await?;
     Ok(())
 }
 
-pub(crate) async fn result(work: &mut Work, run: &Locked, text: &str, truncated: bool) -> Result<()> {
+/// A run's result text, as one epoch told it.
+#[derive(Debug, Clone)]
+pub(crate) struct ResultRow {
+    pub run: RunId,
+    pub tenant: TenantId,
+    pub epoch: i32,
+    pub text: String,
+    pub truncated: bool,
+}
+
+/// Keeps results, at most one of each run in a batch; the first one of an epoch counts.
+pub(crate) async fn results(work: &mut Work, rows: &[ResultRow]) -> Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let runs: Vec<Uuid> = rows.iter().map(|row| row.run.uuid()).collect();
+    let tenants: Vec<Uuid> = rows.iter().map(|row| row.tenant.uuid()).collect();
+    let epochs: Vec<i32> = rows.iter().map(|row| row.epoch).collect();
+    let texts: Vec<String> = rows.iter().map(|row| row.text.clone()).collect();
+    let truncated: Vec<bool> = rows.iter().map(|row| row.truncated).collect();
     sqlx::query!(
-        "insert into run_result (run_id, tenant_id, epoch, text, truncated) values ($1, $2, $3, $4, $5)
+        "insert into run_result (run_id, tenant_id, epoch, text, truncated)
+         select * from unnest($1::uuid[], $2::uuid[], $3::int[], $4::text[], $5::bool[])
          on conflict (run_id) do update set epoch = excluded.epoch, text = excluded.text, truncated = excluded.truncated where run_result.epoch < excluded.epoch",
-        run.id.uuid(),
-        run.tenant.uuid(),
-        run.machine.epoch,
-        text,
-        truncated
+        &runs,
+        &tenants,
+        &epochs,
+        &texts,
+        &truncated
     )
     .execute(work.db())
     .await?;

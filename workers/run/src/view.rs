@@ -1,6 +1,6 @@
 //! Runs as people see them. Reads only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgPool, Row};
@@ -243,25 +243,32 @@ pub struct Origin {
     pub grace_s: i32,
 }
 
-pub async fn origin(db: &PgPool, id: RunId) -> Result<Origin> {
-    let row = sqlx::query!(
-        "select tenant_id, session_id, principal_id, agent_id, agent_name, agent_version, prompt, mode, grace_s from run where id = $1",
-        id.uuid()
+/// What these runs were made from. Those that do not exist are left out.
+pub async fn origins(db: &PgPool, runs: &[RunId]) -> Result<HashMap<RunId, Origin>> {
+    let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
+    let rows = sqlx::query!(
+        "select id, tenant_id, session_id, principal_id, agent_id, agent_name, agent_version, prompt, mode, grace_s from run where id = any($1)",
+        &ids
     )
-    .fetch_optional(db)
-    .await?
-    .ok_or_else(|| crate::apply::no_such_run(id))?;
-    Ok(Origin {
-        tenant: row.tenant_id.into(),
-        session: row.session_id.into(),
-        principal: row.principal_id.into(),
-        agent: row.agent_id,
-        agent_name: row.agent_name,
-        agent_version: row.agent_version,
-        prompt: row.prompt,
-        mode: row.mode,
-        grace_s: row.grace_s,
-    })
+    .fetch_all(db)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let origin = Origin {
+                tenant: row.tenant_id.into(),
+                session: row.session_id.into(),
+                principal: row.principal_id.into(),
+                agent: row.agent_id,
+                agent_name: row.agent_name,
+                agent_version: row.agent_version,
+                prompt: row.prompt,
+                mode: row.mode,
+                grace_s: row.grace_s,
+            };
+            (row.id.into(), origin)
+        })
+        .collect())
 }
 
 /// The live run and the number of runs of each session.

@@ -5,5 +5,5 @@ mod sweep;
 mod table;
 mod worker;
 
-pub use table::{Asked, Credential, Fact, abandon, ask, bind, credential, facts, heard, is_wanted, unwant};
+pub use table::{Asked, Binding, Credential, Fact, abandon, ask, bind, credentials, facts, heard, unwant, wanted};
 pub use worker::Host;

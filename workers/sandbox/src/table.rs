@@ -1,5 +1,7 @@
 //! All SQL of `sandbox`.
 
+use std::collections::{HashMap, HashSet};
+
 use sqlx::PgPool;
 use towpath_chassis::{Error, Result, Work};
 use towpath_schemas::{
@@ -69,22 +71,39 @@ pub async fn unwant(work: &mut Work, sandboxes: &[(RunId, i32)]) -> Result<()> {
     Ok(())
 }
 
-/// Binds a supervisor process to its epoch: when none is bound yet, or the same one. The caller holds the run row's lock.
-pub async fn bind(work: &mut Work, run: RunId, epoch: i32, incarnation: &str, key_sha256: &[u8], identity: &Identity) -> Result<bool> {
-    let identity = serde_json::to_value(identity).map_err(|error| Error::broken(format!("identity: {error}")))?;
+/// A supervisor process that is to be bound to its epoch.
+#[derive(Debug, Clone)]
+pub struct Binding {
+    pub run: RunId,
+    pub epoch: i32,
+    pub incarnation: String,
+    pub key_sha256: Vec<u8>,
+    pub identity: Identity,
+}
+
+/// Binds supervisor processes to their epochs, each where none is bound yet or the same one; those that are bound now. The caller holds the run rows' locks.
+pub async fn bind(work: &mut Work, bindings: &[Binding]) -> Result<HashSet<(RunId, i32)>> {
+    let runs: Vec<Uuid> = bindings.iter().map(|binding| binding.run.uuid()).collect();
+    let epochs: Vec<i32> = bindings.iter().map(|binding| binding.epoch).collect();
+    let incarnations: Vec<String> = bindings.iter().map(|binding| binding.incarnation.clone()).collect();
+    let keys: Vec<Vec<u8>> = bindings.iter().map(|binding| binding.key_sha256.clone()).collect();
+    let identities = bindings.iter().map(|binding| serde_json::to_value(&binding.identity)).collect::<Result<Vec<_>, _>>();
+    let identities = identities.map_err(|error| Error::broken(format!("identity: {error}")))?;
     let bound = sqlx::query!(
-        "update sandbox set state = 'bound', incarnation = $3, key_sha256 = $4, identity = $5, last_heard_at = now()
-         where run_id = $1 and epoch = $2 and not unwanted
-             and (state = 'asked' or (state = 'bound' and incarnation = $3 and key_sha256 = $4))",
-        run.uuid(),
-        epoch,
-        incarnation,
-        key_sha256,
-        identity
+        "update sandbox set state = 'bound', incarnation = new.incarnation, key_sha256 = new.key_sha256, identity = new.identity, last_heard_at = now()
+         from unnest($1::uuid[], $2::int[], $3::text[], $4::bytea[], $5::jsonb[]) as new (run, epoch, incarnation, key_sha256, identity)
+         where run_id = new.run and sandbox.epoch = new.epoch and not unwanted
+             and (state = 'asked' or (state = 'bound' and sandbox.incarnation = new.incarnation and sandbox.key_sha256 = new.key_sha256))
+         returning run_id, sandbox.epoch",
+        &runs,
+        &epochs,
+        &incarnations,
+        &keys,
+        &identities
     )
-    .execute(work.db())
+    .fetch_all(work.db())
     .await?;
-    Ok(bound.rows_affected() == 1)
+    Ok(bound.into_iter().map(|row| (row.run_id.into(), row.epoch)).collect())
 }
 
 /// What the gateway checks a hello against.
@@ -96,20 +115,28 @@ pub struct Credential {
     pub unwanted: bool,
 }
 
-pub async fn credential(db: &PgPool, run: RunId, epoch: i32) -> Result<Option<Credential>> {
-    let row = sqlx::query!(
-        "select tenant_id, incarnation, key_sha256, unwanted from sandbox where run_id = $1 and epoch = $2",
-        run.uuid(),
-        epoch
+pub async fn credentials(db: &PgPool, sandboxes: &[(RunId, i32)]) -> Result<HashMap<(RunId, i32), Credential>> {
+    let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+    let rows = sqlx::query!(
+        "select run_id, sandbox.epoch, tenant_id, incarnation, key_sha256, unwanted
+         from sandbox join unnest($1::uuid[], $2::int[]) as asked (run, epoch) on run_id = asked.run and sandbox.epoch = asked.epoch",
+        &runs,
+        &epochs
     )
-    .fetch_optional(db)
+    .fetch_all(db)
     .await?;
-    Ok(row.map(|row| Credential {
-        tenant: row.tenant_id.into(),
-        incarnation: row.incarnation,
-        key_sha256: row.key_sha256,
-        unwanted: row.unwanted,
-    }))
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let credential = Credential {
+                tenant: row.tenant_id.into(),
+                incarnation: row.incarnation,
+                key_sha256: row.key_sha256,
+                unwanted: row.unwanted,
+            };
+            ((row.run_id.into(), row.epoch), credential)
+        })
+        .collect())
 }
 
 /// Records that a gateway heard from these sandboxes.
@@ -263,14 +290,16 @@ pub async fn abandon(work: &mut Work, run: RunId, epoch: i32) -> Result<()> {
     Ok(())
 }
 
-/// Does anybody still count on this sandbox? On one that is proved to be gone nobody does.
-pub async fn is_wanted(work: &mut Work, run: RunId, epoch: i32) -> Result<bool> {
-    let wanted = sqlx::query_scalar!(
-        r#"select not unwanted and state <> 'gone' as "wanted!" from sandbox where run_id = $1 and epoch = $2"#,
-        run.uuid(),
-        epoch
+/// Those of these sandboxes that somebody still counts on. On one that is proved to be gone nobody does.
+pub async fn wanted(work: &mut Work, sandboxes: &[(RunId, i32)]) -> Result<HashSet<(RunId, i32)>> {
+    let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+    let rows = sqlx::query!(
+        "select run_id, sandbox.epoch from sandbox join unnest($1::uuid[], $2::int[]) as asked (run, epoch)
+             on run_id = asked.run and sandbox.epoch = asked.epoch where not unwanted and state <> 'gone'",
+        &runs,
+        &epochs
     )
-    .fetch_optional(work.db())
+    .fetch_all(work.db())
     .await?;
-    Ok(wanted == Some(true))
+    Ok(rows.into_iter().map(|row| (row.run_id.into(), row.epoch)).collect())
 }

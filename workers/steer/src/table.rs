@@ -1,5 +1,7 @@
 //! All SQL of `steer`.
 
+use std::collections::{HashMap, HashSet};
+
 use sqlx::PgPool;
 use towpath_chassis::{Error, Result, Work};
 use towpath_schemas::{
@@ -66,13 +68,19 @@ pub async fn to_send(db: &PgPool, runs: &[(RunId, i32)]) -> Result<Vec<(RunId, S
         .collect())
 }
 
-/// Marks steers as sent in `epoch`; the ones that moved. The caller holds the run row's lock.
-pub async fn sent(work: &mut Work, run: RunId, epoch: i32, steers: &[SteerId]) -> Result<Vec<SteerId>> {
-    let ids: Vec<Uuid> = steers.iter().map(|id| id.uuid()).collect();
+/// Marks steers (run, epoch, steer) as sent; the ones that moved. The caller holds the run rows' locks.
+pub async fn sent(work: &mut Work, steers: &[(RunId, i32, SteerId)]) -> Result<HashSet<SteerId>> {
+    if steers.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let runs: Vec<Uuid> = steers.iter().map(|(run, ..)| run.uuid()).collect();
+    let epochs: Vec<i32> = steers.iter().map(|(_, epoch, _)| *epoch).collect();
+    let ids: Vec<Uuid> = steers.iter().map(|(.., steer)| steer.uuid()).collect();
     let moved = sqlx::query_scalar!(
-        "update steer set state = 'sent', epoch = $2, changed_at = now() where run_id = $1 and id = any($3) and state = 'queued' returning id",
-        run.uuid(),
-        epoch,
+        "update steer set state = 'sent', epoch = new.epoch, changed_at = now() from unnest($1::uuid[], $2::int[], $3::uuid[]) as new (run, epoch, id)
+         where steer.id = new.id and run_id = new.run and state = 'queued' returning steer.id",
+        &runs,
+        &epochs,
         &ids
     )
     .fetch_all(work.db())
@@ -80,17 +88,25 @@ pub async fn sent(work: &mut Work, run: RunId, epoch: i32, steers: &[SteerId]) -
     Ok(moved.into_iter().map(SteerId).collect())
 }
 
-/// Applies what a supervisor said of steers; the ones that moved. The caller holds the run row's lock.
-pub async fn report(work: &mut Work, run: RunId, epoch: i32, reports: &[SteerEnd]) -> Result<Vec<SteerEnd>> {
+/// Applies what supervisors said of steers (run, epoch, what); the ones that moved. Of two words about one steer the last counts. The caller holds the run
+/// rows' locks.
+pub async fn report(work: &mut Work, reports: &[(RunId, i32, SteerEnd)]) -> Result<Vec<(RunId, SteerEnd)>> {
+    if reports.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut runs: Vec<RunId> = reports.iter().map(|(run, ..)| *run).collect();
+    runs.sort_unstable();
+    runs.dedup();
     let mut moved = Vec::new();
-    for (steer, from) in open(work, &[run]).await?.into_iter().map(|row| (row.1, row.2)) {
-        let Some(report) = reports.iter().rfind(|report| report.steer == steer) else { continue };
-        if moves(from, report.state) {
-            moved.push(report.clone());
+    for (run, steer, from) in open(work, &runs).await? {
+        let Some((_, epoch, end)) = reports.iter().rfind(|(of, _, end)| *of == run && end.steer == steer) else { continue };
+        if moves(from, end.state) {
+            moved.push((run, *epoch, end.clone()));
         }
     }
-    update(work, epoch, &moved, None).await?;
-    Ok(moved)
+    let ends: Vec<(i32, SteerEnd)> = moved.iter().map(|(_, epoch, end)| (*epoch, end.clone())).collect();
+    update(work, &ends, None).await?;
+    Ok(moved.into_iter().map(|(run, _, end)| (run, end)).collect())
 }
 
 /// The epoch of these runs is lost.
@@ -104,13 +120,13 @@ pub async fn settle(work: &mut Work, runs: &[RunId]) -> Result<()> {
 }
 
 async fn end_by(work: &mut Work, runs: &[RunId], rule: fn(SteerState) -> SteerState, reason: &str) -> Result<()> {
-    let ends: Vec<SteerEnd> = open(work, runs)
+    let ends: Vec<(i32, SteerEnd)> = open(work, runs)
         .await?
         .into_iter()
         .filter(|(_, _, state)| rule(*state) != *state)
-        .map(|(_, steer, state)| SteerEnd { steer, state: rule(state) })
+        .map(|(_, steer, state)| (0, SteerEnd { steer, state: rule(state) }))
         .collect();
-    update(work, 0, &ends, Some(reason)).await
+    update(work, &ends, Some(reason)).await
 }
 
 async fn open(work: &mut Work, runs: &[RunId]) -> Result<Vec<(RunId, SteerId, SteerState)>> {
@@ -124,19 +140,20 @@ async fn open(work: &mut Work, runs: &[RunId]) -> Result<Vec<(RunId, SteerId, St
     rows.into_iter().map(|row| Ok((row.run_id.into(), row.id.into(), state_of(&row.state)?))).collect()
 }
 
-/// `epoch` 0 leaves the steer's epoch as it is.
-async fn update(work: &mut Work, epoch: i32, ends: &[SteerEnd], reason: Option<&str>) -> Result<()> {
+/// Writes ends (epoch, end); epoch 0 leaves the steer's epoch as it is.
+async fn update(work: &mut Work, ends: &[(i32, SteerEnd)], reason: Option<&str>) -> Result<()> {
     if ends.is_empty() {
         return Ok(());
     }
-    let ids: Vec<Uuid> = ends.iter().map(|end| end.steer.uuid()).collect();
-    let states: Vec<String> = ends.iter().map(|end| word(end.state).to_owned()).collect();
+    let epochs: Vec<i32> = ends.iter().map(|(epoch, _)| *epoch).collect();
+    let ids: Vec<Uuid> = ends.iter().map(|(_, end)| end.steer.uuid()).collect();
+    let states: Vec<String> = ends.iter().map(|(_, end)| word(end.state).to_owned()).collect();
     sqlx::query!(
-        "update steer set state = new.state, epoch = coalesce(nullif($3, 0), steer.epoch), reason = $4, changed_at = now()
-         from unnest($1::uuid[], $2::text[]) as new (id, state) where steer.id = new.id",
+        "update steer set state = new.state, epoch = coalesce(nullif(new.epoch, 0), steer.epoch), reason = $4, changed_at = now()
+         from unnest($1::uuid[], $2::text[], $3::int[]) as new (id, state, epoch) where steer.id = new.id",
         &ids,
         &states,
-        epoch,
+        &epochs,
         reason
     )
     .execute(work.db())
@@ -207,7 +224,9 @@ pub async fn exists(work: &mut Work, steer: SteerId) -> Result<bool> {
     Ok(sqlx::query_scalar!(r#"select exists (select 1 from steer where id = $1) as "exists!""#, steer.uuid()).fetch_one(work.db()).await?)
 }
 
-/// Its place among its run's steers.
-pub async fn ordinal(work: &mut Work, steer: SteerId) -> Result<Option<i64>> {
-    Ok(sqlx::query_scalar!("select ordinal from steer where id = $1", steer.uuid()).fetch_optional(work.db()).await?)
+/// The places of these steers among their runs'.
+pub async fn ordinals(work: &mut Work, steers: &[SteerId]) -> Result<HashMap<SteerId, i64>> {
+    let ids: Vec<Uuid> = steers.iter().map(|steer| steer.uuid()).collect();
+    let rows = sqlx::query!("select id, ordinal from steer where id = any($1)", &ids).fetch_all(work.db()).await?;
+    Ok(rows.into_iter().map(|row| (row.id.into(), row.ordinal)).collect())
 }

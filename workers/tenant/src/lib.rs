@@ -4,7 +4,11 @@ mod table;
 
 pub use table::*;
 
-use towpath_chassis::{Chassis, Error, Result, secret};
+use towpath_chassis::{
+    Chassis, Error, Result,
+    group::{Answer, Group},
+    secret,
+};
 use towpath_schemas::{
     ErrorCode,
     body::{NewToken, Token},
@@ -51,10 +55,37 @@ impl Caller {
     }
 }
 
-/// The caller behind a bearer token's secret; None for one that is unknown, expired or revoked.
-pub async fn authenticate(chassis: &Chassis, secret_text: &str) -> Result<Option<Caller>> {
-    let digest = secret::sha256(secret_text.as_bytes());
-    table::caller(&chassis.db, &digest).await
+/// Lookups at a time, and tokens in each.
+const LANES: usize = 2;
+const MOST: usize = 256;
+
+/// Looks up who asks: requests that come together share one statement. Nothing is remembered, so a token that was revoked is of no use any more.
+#[derive(Clone)]
+pub struct Callers(Group<Vec<u8>, Answer<Option<Caller>>>);
+
+impl Callers {
+    pub fn start(chassis: &Chassis) -> Self {
+        let db = chassis.db.clone();
+        Self(Group::start(&chassis.tasks, LANES, MOST, move |digests: Vec<Vec<u8>>| {
+            let db = db.clone();
+            async move {
+                match table::callers(&db, &digests).await {
+                    Ok(callers) => digests.iter().map(|digest| Ok(callers.get(digest).cloned())).collect(),
+                    Err(error) => digests.iter().map(|_| Err(error.problem())).collect(),
+                }
+            }
+        }))
+    }
+
+    /// The caller behind a bearer token's secret; None for one that is unknown, expired or revoked.
+    pub async fn authenticate(&self, secret_text: &str) -> Result<Option<Caller>> {
+        Ok(self.0.submit(secret::sha256(secret_text.as_bytes()).to_vec()).await??)
+    }
+}
+
+/// Is this a token's secret that works?
+pub async fn is_valid(chassis: &Chassis, secret_text: &str) -> Result<bool> {
+    Ok(!table::callers(&chassis.db, &[secret::sha256(secret_text.as_bytes()).to_vec()]).await?.is_empty())
 }
 
 /// Makes a token, and its principal when there is none of that name. The secret is in this answer and nowhere else.

@@ -1,5 +1,7 @@
 //! All SQL of `tenant`, `principal` and `token`.
 
+use std::collections::HashMap;
+
 use sqlx::PgPool;
 use towpath_chassis::{Chassis, Error, Result, Work};
 use towpath_schemas::{
@@ -11,19 +13,26 @@ use towpath_schemas::{
 
 use crate::{Caller, Scope};
 
-pub(crate) async fn caller(db: &PgPool, sha256: &[u8]) -> Result<Option<Caller>> {
-    let row = sqlx::query!(
-        "select id, tenant_id, principal_id, scopes from token where sha256 = $1 and expires_at > now() and revoked_at is null",
+/// The callers behind these digests of tokens. Those that are unknown, expired or revoked are left out.
+pub(crate) async fn callers(db: &PgPool, sha256: &[Vec<u8>]) -> Result<HashMap<Vec<u8>, Caller>> {
+    let rows = sqlx::query!(
+        "select sha256, id, tenant_id, principal_id, scopes from token where sha256 = any($1) and expires_at > now() and revoked_at is null",
         sha256
     )
-    .fetch_optional(db)
+    .fetch_all(db)
     .await?;
-    Ok(row.map(|row| Caller {
-        tenant: row.tenant_id.into(),
-        principal: row.principal_id.into(),
-        token: row.id.into(),
-        scopes: row.scopes.iter().filter_map(|word| Scope::from_word(word)).collect(),
-    }))
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let caller = Caller {
+                tenant: row.tenant_id.into(),
+                principal: row.principal_id.into(),
+                token: row.id.into(),
+                scopes: row.scopes.iter().filter_map(|word| Scope::from_word(word)).collect(),
+            };
+            (row.sha256, caller)
+        })
+        .collect())
 }
 
 /// The principal of that name; made when there is none.

@@ -36,15 +36,20 @@ pub enum State {
 
 /// Opens the records of epochs that were just bound.
 pub async fn open(work: &mut Work, epochs: &[(RunId, i32, TenantId)]) -> Result<()> {
+    if epochs.is_empty() {
+        return Ok(());
+    }
+    let (runs, numbers, tenants) = columns(epochs);
+    sqlx::query!(
+        "insert into transcript (run_id, epoch, tenant_id, state)
+         select run, epoch, tenant, 'open' from unnest($1::uuid[], $2::int[], $3::uuid[]) as new (run, epoch, tenant) order by run, epoch on conflict do nothing",
+        &runs,
+        &numbers,
+        &tenants
+    )
+    .execute(work.db())
+    .await?;
     for (run, epoch, tenant) in epochs {
-        sqlx::query!(
-            "insert into transcript (run_id, epoch, tenant_id, state) values ($1, $2, $3, 'open') on conflict do nothing",
-            run.uuid(),
-            epoch,
-            tenant.uuid()
-        )
-        .execute(work.db())
-        .await?;
         work.command(Command::Seal { tenant: *tenant, run: *run, epoch: *epoch });
     }
     Ok(())
@@ -52,16 +57,30 @@ pub async fn open(work: &mut Work, epochs: &[(RunId, i32, TenantId)]) -> Result<
 
 /// Marks the records of lost epochs: the sealer closes them with a gap marker.
 pub async fn lose(work: &mut Work, epochs: &[(RunId, i32, TenantId)]) -> Result<()> {
-    for (run, epoch, tenant) in epochs {
-        let marked =
-            sqlx::query!("update transcript set state = 'lost' where run_id = $1 and epoch = $2 and state = 'open'", run.uuid(), epoch)
-                .execute(work.db())
-                .await?;
-        if marked.rows_affected() == 1 {
-            work.command(Command::Seal { tenant: *tenant, run: *run, epoch: *epoch });
-        }
+    if epochs.is_empty() {
+        return Ok(());
+    }
+    let (runs, numbers, _) = columns(epochs);
+    let marked = sqlx::query!(
+        "update transcript set state = 'lost' from unnest($1::uuid[], $2::int[]) as lost (run, epoch)
+         where run_id = lost.run and transcript.epoch = lost.epoch and state = 'open' returning run_id, transcript.epoch, tenant_id",
+        &runs,
+        &numbers
+    )
+    .fetch_all(work.db())
+    .await?;
+    for row in marked {
+        work.command(Command::Seal { tenant: row.tenant_id.into(), run: row.run_id.into(), epoch: row.epoch });
     }
     Ok(())
+}
+
+fn columns(epochs: &[(RunId, i32, TenantId)]) -> (Vec<Uuid>, Vec<i32>, Vec<Uuid>) {
+    (
+        epochs.iter().map(|(run, ..)| run.uuid()).collect(),
+        epochs.iter().map(|(_, epoch, _)| *epoch).collect(),
+        epochs.iter().map(|(.., tenant)| tenant.uuid()).collect(),
+    )
 }
 
 fn state_of(word: &str) -> Result<State> {
