@@ -1,10 +1,8 @@
 //! The description that is checked in is the one that the handlers make. TOWPATH_BLESS=1 writes it anew.
 
-use std::path::Path;
-
 #[test]
 fn the_checked_in_openapi_description_is_what_the_handlers_make() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../schemas/openapi.json");
+    let path = stage::checkout("schemas/openapi.json");
     let made = towpath_api::openapi().to_pretty_json().expect("description") + "\n";
     if std::env::var_os("TOWPATH_BLESS").is_some() {
         std::fs::write(&path, &made).expect("write");

@@ -125,7 +125,7 @@ async fn work(chassis: &Chassis, roles: &[Role]) -> anyhow::Result<()> {
         match role {
             Role::Clock => clock(chassis),
             Role::Provision => provision(chassis).await?,
-            Role::Transcript => handle(chassis, Sealers::default().handler()),
+            Role::Transcript => handle(chassis, Sealers::start(chassis).handler()),
             Role::Deliver => handle(chassis, towpath_delivery::handler()),
         }
     }

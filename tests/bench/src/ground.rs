@@ -34,6 +34,7 @@ pub struct Ground {
     env: HashMap<String, String>,
     servers: Servers,
     folder: TempDir,
+    show_statements: bool,
 }
 
 /// A process of Towpath, killed when this is dropped.
@@ -56,7 +57,7 @@ pub struct Counts {
 }
 
 impl Ground {
-    pub async fn start() -> Result<Self> {
+    pub async fn start(show_statements: bool) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("towpath-bench-").tempdir()?;
         std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
         let servers = Servers::start(Options::new(folder.path().join("servers"))).await?;
@@ -72,7 +73,8 @@ impl Ground {
         let admin = PgPool::connect(&servers.postgres.admin_url()).await?;
         let secrets = Secrets::new(&[Hidden(env.get("TOWPATH_MASTER_KEY").cloned().context("no master key")?)])?;
         let (tenant, principal) = (TenantId::mint(), PrincipalId::mint());
-        let ground = Self { db, listen, nats_url: servers.nats_url(), tenant, principal, secrets, admin, env, servers, folder };
+        let ground =
+            Self { db, listen, nats_url: servers.nats_url(), tenant, principal, secrets, admin, env, servers, folder, show_statements };
         ground.fill().await?;
         Ok(ground)
     }
@@ -146,6 +148,32 @@ impl Ground {
             .fetch_one(&self.admin)
             .await?;
         Ok(Counts { statements, commits, rows })
+    }
+
+    /// Statistics of single statements begin anew.
+    pub async fn forget_statements(&self) -> Result<()> {
+        sqlx::query("select pg_stat_statements_reset()").execute(&self.admin).await?;
+        Ok(())
+    }
+
+    /// Prints what each of `runs` runs cost since then, the most time first, when that was asked for.
+    pub async fn print_statements(&self, runs: usize) -> Result<()> {
+        if !self.show_statements {
+            return Ok(());
+        }
+        let rows: Vec<(f64, f64, String)> = sqlx::query_as(
+            "select calls::float8, (total_exec_time + total_plan_time)::float8, query from pg_stat_statements join pg_database on pg_database.oid = dbid
+             where datname = 'towpath' order by 2 desc limit 40",
+        )
+        .fetch_all(&self.admin)
+        .await?;
+        println!("calls/run  ms/call  us/run  statement");
+        for (calls, ms, text) in rows {
+            let runs = runs as f64;
+            let text: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(140).collect();
+            println!("{:>9.3} {:>8.3} {:>7.1}  {text}", calls / runs, ms / calls, ms * 1000.0 / runs);
+        }
+        Ok(())
     }
 
     pub fn servers_url(&self) -> String {

@@ -43,9 +43,11 @@ pub async fn measure(ground: &Ground, until: Until) -> Result<Value> {
         alone.waits.extend(batch(ground, until, 1, 1).await?.waits);
     }
     alone.waits.sort_by(f64::total_cmp);
+    ground.forget_statements().await?;
     let before = ground.counts().await?;
     let many = batch(ground, until, runs, IN_FLIGHT).await?;
     let after = ground.counts().await?;
+    ground.print_statements(runs).await?;
     let each = |after: f64, before: f64| (after - before) / runs as f64;
     let (statements, commits, rows) =
         (each(after.statements, before.statements), each(after.commits, before.commits), each(after.rows, before.rows));

@@ -17,6 +17,9 @@ struct Arguments {
     /// End with one line of JSON
     #[arg(long, global = true)]
     json: bool,
+    /// Show which statements a run costs, and their time in Postgres
+    #[arg(long, global = true)]
+    statements: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -34,7 +37,7 @@ async fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     // Nobody chose another one in this process.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let ground = Ground::start().await?;
+    let ground = Ground::start(arguments.statements).await?;
     let measured = match arguments.what {
         What::Accept => accept::measure(&ground).await,
         What::Dispatch => life::measure(&ground, life::Until::Started).await,

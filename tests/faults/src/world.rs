@@ -188,7 +188,7 @@ impl World {
 
 impl Process {
     fn new(chassis: Chassis, host: &Host) -> Self {
-        Self { chassis, sealers: Sealers::default(), host: host.clone() }
+        Self { sealers: Sealers::start(&chassis), chassis, host: host.clone() }
     }
 }
 

@@ -223,7 +223,7 @@ impl World {
 
     /// Applies an example agent of `deploy/agents`.
     pub async fn example(&self, name: &str) -> Result<()> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../deploy/agents/{name}.toml"));
+        let path = stage::checkout(&format!("deploy/agents/{name}.toml"));
         let definition: Value = toml::from_str(&std::fs::read_to_string(path)?)?;
         self.apply(&definition).await
     }

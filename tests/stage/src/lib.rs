@@ -22,3 +22,9 @@ pub use proxy::{Mode, Proxy};
 pub use s3::{S3, S3Access};
 pub use servers::{Options, Servers, Status, Which, stop_recorded};
 pub use shared::{Shared, fresh_bucket, fresh_database, fresh_nats, shared};
+
+/// A file of the checkout whose tests run. The folder is asked for when they run, not when they were built: several checkouts may share what cargo built.
+pub fn checkout(file: &str) -> std::path::PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), std::path::PathBuf::from);
+    package.ancestors().find(|folder| folder.join("Cargo.lock").exists()).unwrap_or(&package).join(file)
+}

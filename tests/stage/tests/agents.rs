@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::Write,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Output, Stdio},
 };
 
@@ -24,7 +24,7 @@ struct Sandbox {
 
 impl Sandbox {
     fn new(agent: &str, task: &str) -> Result<Self> {
-        let definition = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../deploy/agents/{agent}.toml"));
+        let definition = stage::checkout(&format!("deploy/agents/{agent}.toml"));
         let agent: AgentDefinition = toml::from_str(&fs::read_to_string(definition)?)?;
         agent.check()?;
         let dir = tempfile::tempdir()?;

@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use towpath_schemas::{ErrorCode, Problem};
 
-use crate::{Error, Result, task::Tasks};
+use crate::{Error, Result, kill, task::Tasks};
 
 /// Callers that may wait for a lane; beyond it they are told to come again.
 const QUEUE: usize = 4096;
@@ -44,7 +44,10 @@ where
 }
 
 /// Hands items to batches and their answers back.
-pub struct Group<T, R>(mpsc::Sender<(T, oneshot::Sender<R>)>);
+pub struct Group<T, R>(mpsc::Sender<Item<T, R>>);
+
+/// An item, where its answer goes, and in whose name the batch works (the first item's).
+type Item<T, R> = (T, oneshot::Sender<R>, kill::Whose);
 
 impl<T, R> Clone for Group<T, R> {
     fn clone(&self) -> Self {
@@ -59,7 +62,7 @@ impl<T: Send + 'static, R: Send + 'static> Group<T, R> {
         F: Fn(Vec<T>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Vec<R>> + Send + 'static,
     {
-        let (sender, mut receiver) = mpsc::channel::<(T, oneshot::Sender<R>)>(QUEUE);
+        let (sender, mut receiver) = mpsc::channel::<Item<T, R>>(QUEUE);
         let lanes = Arc::new(Semaphore::new(lanes));
         let run = Arc::new(run);
         let spawner = tasks.clone();
@@ -75,15 +78,22 @@ impl<T: Send + 'static, R: Send + 'static> Group<T, R> {
                 if received == 0 {
                     return;
                 }
-                let (items, answers): (Vec<T>, Vec<_>) = batch.drain(..).unzip();
+                let mut whose = kill::Whose::default();
+                let (items, answers): (Vec<T>, Vec<_>) = batch
+                    .drain(..)
+                    .map(|(item, answer, submitter)| {
+                        whose = std::mem::take(&mut whose).or(|| submitter);
+                        (item, answer)
+                    })
+                    .unzip();
                 let run = run.clone();
-                spawner.spawn(async move {
+                spawner.spawn(kill::on_behalf(whose, async move {
                     for (answer, result) in answers.into_iter().zip(run(items).await) {
                         // A caller that has gone away does not want its answer.
                         let _ = answer.send(result);
                     }
                     drop(permit);
-                });
+                }));
             }
         });
         Self(sender)
@@ -91,7 +101,7 @@ impl<T: Send + 'static, R: Send + 'static> Group<T, R> {
 
     pub async fn submit(&self, item: T) -> Result<R> {
         let (answer, result) = oneshot::channel();
-        self.0.try_send((item, answer)).map_err(|error| match error {
+        self.0.try_send((item, answer, kill::Whose::mine())).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::refused(ErrorCode::Unavailable, format!("{QUEUE} requests wait already")),
             mpsc::error::TrySendError::Closed(_) => Error::refused(ErrorCode::Draining, "this process is shutting down"),
         })?;

@@ -69,11 +69,29 @@ pub async fn run<F: Future>(at: usize, future: F) -> Fate<F::Output> {
     }
 }
 
+/// Whose kill points are passed: those of the harness's run that this was made in, or nobody's.
+#[derive(Clone, Default)]
+pub(crate) struct Whose(Option<Arc<Plan>>);
+
+impl Whose {
+    pub fn mine() -> Self {
+        Self(PLAN.try_with(Arc::clone).ok())
+    }
+
+    pub fn or(self, other: impl FnOnce() -> Self) -> Self {
+        if self.0.is_some() { self } else { other() }
+    }
+}
+
 /// What a spawned task runs: it passes the points of whoever spawned it, and is dropped when that one is killed.
 pub(crate) fn inherit<F: Future<Output = ()>>(future: F) -> impl Future<Output = ()> {
-    let plan = PLAN.try_with(Arc::clone).ok();
+    on_behalf(Whose::mine(), future)
+}
+
+/// What a task runs on somebody's behalf: it passes that one's points, and is dropped when that one is killed.
+pub(crate) fn on_behalf<F: Future<Output = ()>>(whose: Whose, future: F) -> impl Future<Output = ()> {
     async move {
-        let Some(plan) = plan else { return future.await };
+        let Some(plan) = whose.0 else { return future.await };
         let spawned = plan.spawned.token();
         tokio::select! {
             biased;

@@ -14,19 +14,44 @@ use uuid::Uuid;
 
 /// Commits the intent to write an object, before its PUT.
 pub async fn object_begin(db: &PgPool, tenant: TenantId, key: &str) -> Result<()> {
-    sqlx::query!("insert into object (key, tenant_id, state) values ($1, $2, 'writing')", key, tenant.uuid()).execute(db).await?;
+    objects_begin(db, &[(tenant, key.to_owned())]).await
+}
+
+/// The same for many.
+pub async fn objects_begin(db: &PgPool, objects: &[(TenantId, String)]) -> Result<()> {
+    let (tenants, keys): (Vec<Uuid>, Vec<String>) = objects.iter().map(|(tenant, key)| (tenant.uuid(), key.clone())).unzip();
+    sqlx::query!(
+        "insert into object (key, tenant_id, state) select key, tenant, 'writing' from unnest($1::text[], $2::uuid[]) as new (key, tenant)",
+        &keys,
+        &tenants
+    )
+    .execute(db)
+    .await?;
     Ok(())
 }
 
 /// Makes an object live in the transaction that refers to it. Refused when the sweep has begun to delete it.
 pub async fn object_live(work: &mut Work, key: &str, size: u64) -> Result<()> {
-    let done = sqlx::query!("update object set state = 'live', size = $2 where key = $1 and state = 'writing'", key, size as i64)
-        .execute(work.db())
-        .await?;
-    match done.rows_affected() {
-        1 => Ok(()),
-        _ => Err(Error::refused(ErrorCode::Unavailable, "the upload took too long; send it again")),
+    objects_live(work, &[(key.to_owned(), size)]).await
+}
+
+/// The same for many; one that is refused refuses all.
+pub async fn objects_live(work: &mut Work, objects: &[(String, u64)]) -> Result<()> {
+    if objects.is_empty() {
+        return Ok(());
     }
+    let (keys, sizes): (Vec<String>, Vec<i64>) = objects.iter().map(|(key, size)| (key.clone(), *size as i64)).unzip();
+    let done = sqlx::query!(
+        "update object set state = 'live', size = new.size from unnest($1::text[], $2::bigint[]) as new (key, size) where object.key = new.key and state = 'writing'",
+        &keys,
+        &sizes
+    )
+    .execute(work.db())
+    .await?;
+    if done.rows_affected() != objects.len() as u64 {
+        return Err(Error::refused(ErrorCode::Unavailable, "the upload took too long; send it again"));
+    }
+    Ok(())
 }
 
 /// Stale writes, moved to `deleting` under their locks.

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod chunk;
+mod commit;
 pub mod reader;
 mod seal;
 mod stream;

@@ -14,8 +14,9 @@ use uuid::Uuid;
 
 use crate::{
     chunk,
+    commit::{Commits, Committed, Piece},
     stream::{self, Epoch, Tip, Walk},
-    table::{self, Closing, State},
+    table::{self, Closing, Record, State},
 };
 
 /// Payload bytes at which a chunk is sealed.
@@ -39,6 +40,8 @@ pub enum Stopped {
 
 struct Sealer {
     chassis: Chassis,
+    commits: Commits,
+    owner: Uuid,
     of: Epoch,
     /// Frames that follow the last sealed one.
     gathered: Vec<Frame>,
@@ -47,22 +50,37 @@ struct Sealer {
     first_at: Option<Instant>,
     last_at: Instant,
     complained_at: Option<Instant>,
+    /// The lease went back with the commit that closed the record.
+    given_back: bool,
 }
 
-/// Seals the epoch until it is closed, the lease is lost or the process drains.
-pub async fn run(chassis: Chassis, of: Epoch, owner: Uuid) -> Result<Stopped> {
-    if !lease::take(&chassis.db, &table::lease_name(of), owner, LEASE).await? {
-        return Ok(Stopped::NotOurs);
-    }
-    let result = sealing(&chassis, of, owner).await;
+/// Seals the epoch until it is closed, the lease is lost or the process drains. The lease was just taken.
+pub(crate) async fn run(chassis: Chassis, commits: Commits, of: Epoch, owner: Uuid) -> Result<Stopped> {
+    let mut sealer = Sealer {
+        chassis: chassis.clone(),
+        commits,
+        owner,
+        of,
+        gathered: Vec::new(),
+        gathered_bytes: 0,
+        sealed: 0,
+        first_at: None,
+        last_at: Instant::now(),
+        complained_at: None,
+        given_back: false,
+    };
+    let result = sealing(&chassis, &mut sealer).await;
     // An expired lease is as good as a released one, only later.
-    if let Err(error) = lease::release(&chassis.db, &table::lease_name(of), owner).await {
+    if !sealer.given_back
+        && let Err(error) = lease::release(&chassis.db, &table::lease_name(of), owner).await
+    {
         tracing::debug!(error = error.chain(), "the lease runs out by itself");
     }
     result
 }
 
-async fn sealing(chassis: &Chassis, of: Epoch, owner: Uuid) -> Result<Stopped> {
+async fn sealing(chassis: &Chassis, sealer: &mut Sealer) -> Result<Stopped> {
+    let of = sealer.of;
     let subscribe = |subject: String| async {
         chassis.nats.subscribe(subject).await.map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() })
     };
@@ -70,26 +88,24 @@ async fn sealing(chassis: &Chassis, of: Epoch, owner: Uuid) -> Result<Stopped> {
     let mut live = subscribe(subject::output_epoch(of.tenant, of.run, of.epoch)).await?;
     let mut events = subscribe(subject::event_run(of.tenant, of.run)).await?;
     let Some(record) = table::record(&chassis.db, of.run, of.epoch).await? else { return Ok(Stopped::NotOurs) };
-    let mut sealer = Sealer {
-        chassis: chassis.clone(),
-        of,
-        gathered: Vec::new(),
-        gathered_bytes: 0,
-        sealed: record.last_seq,
-        first_at: None,
-        last_at: Instant::now(),
-        complained_at: None,
-    };
     let stop = chassis.tasks.stopping();
-    let mut look = true;
     let mut looked_at = Instant::now();
+    let mut renewed_at = Instant::now();
+    let mut look = false;
+    if sealer.catch_up(record).await? == State::Closed {
+        return Ok(Stopped::Closed);
+    }
     loop {
-        if look {
-            looked_at = Instant::now();
-            if !lease::take(&chassis.db, &table::lease_name(of), owner, LEASE).await? {
+        if renewed_at.elapsed() >= LOOK {
+            if !lease::take(&chassis.db, &table::lease_name(of), sealer.owner, LEASE).await? {
                 return Ok(Stopped::NotOurs);
             }
-            if sealer.look().await? == State::Closed {
+            renewed_at = Instant::now();
+        }
+        if look {
+            looked_at = Instant::now();
+            let Some(record) = table::record(&chassis.db, of.run, of.epoch).await? else { return Ok(Stopped::Closed) };
+            if sealer.catch_up(record).await? == State::Closed {
                 return Ok(Stopped::Closed);
             }
         }
@@ -219,9 +235,8 @@ impl Sealer {
         });
     }
 
-    /// Looks at the record's row and at JetStream: live messages may have been missed, the epoch may be lost.
-    async fn look(&mut self) -> Result<State> {
-        let Some(record) = table::record(&self.chassis.db, self.of.run, self.of.epoch).await? else { return Ok(State::Closed) };
+    /// Takes note of the record's row and looks into JetStream: live messages may have been missed, the epoch may be lost.
+    async fn catch_up(&mut self, record: Record) -> Result<State> {
         if record.last_seq != self.sealed {
             self.start_over(record.last_seq);
         }
@@ -263,26 +278,21 @@ impl Sealer {
             Some(_) | None => None,
         };
         let object_key = key::chunk(self.of.tenant, self.of.run, self.of.epoch, towpath_file::unique());
-        towpath_file::object_begin(&self.chassis.db, self.of.tenant, &object_key).await?;
+        self.commits.begin(self.of.tenant, object_key.clone()).await?;
         self.chassis.store.put(&object_key, chunk.body.clone().into()).await?;
-        let mut work = self.chassis.begin().await?;
-        towpath_file::object_live(&mut work, &object_key, chunk.body.len() as u64).await?;
-        if !table::index(&mut work, self.of, &chunk, &object_key).await? {
+        let (last_seq, bytes) = (chunk.last_seq, chunk.bytes);
+        let committed = self.commits.commit(Piece { of: self.of, chunk, object_key, end, owner: self.owner }).await?;
+        if committed == Committed::NotNext {
             // Another sealer was first; its object counts and ours is swept.
-            drop(work);
             let sealed = table::record(&self.chassis.db, self.of.run, self.of.epoch).await?.map_or(self.sealed, |record| record.last_seq);
             self.start_over(sealed);
             return Ok(false);
         }
-        let closed = match &end {
-            Some(end) => table::close(&mut work, self.of, chunk.last_seq, Closing::End(end)).await?,
-            None => false,
-        };
-        work.event(self.of.tenant, self.of.run, event::Kind::Sealed { epoch: self.of.epoch, seq: chunk.last_seq as i64 });
-        work.commit().await?;
-        metrics::counter!("towpath_sealed_bytes_total").increment(chunk.bytes);
+        metrics::counter!("towpath_sealed_bytes_total").increment(bytes);
+        let closed = committed == Committed::Closed;
+        self.given_back = closed;
         let before = self.sealed;
-        self.start_over(chunk.last_seq);
+        self.start_over(last_seq);
         self.purge(before, closed).await;
         Ok(closed)
     }
@@ -291,7 +301,7 @@ impl Sealer {
     async fn close_with_gap(&mut self) -> Result<bool> {
         let gap = GapRecord { reason: "the sandbox was lost before its end record was kept".to_owned(), bytes: None };
         let mut work = self.chassis.begin().await?;
-        let closed = table::close(&mut work, self.of, self.sealed, Closing::Gap(&gap)).await?;
+        let closed = !table::close(&mut work, &[(self.of, self.sealed, Closing::Gap(&gap))]).await?.is_empty();
         work.commit().await?;
         if closed {
             metrics::counter!("towpath_transcript_gaps_total").increment(1);

@@ -1,5 +1,7 @@
 //! All SQL of `transcript` and `chunk`.
 
+use std::collections::HashSet;
+
 use chrono::{DateTime, Utc};
 use sqlx::PgPool;
 use towpath_chassis::{Error, Result, Work};
@@ -11,7 +13,7 @@ use towpath_schemas::{
 };
 use uuid::Uuid;
 
-use crate::{chunk::Sealed, stream::Epoch};
+use crate::{chunk::Sealed, commit::Piece, stream::Epoch};
 
 /// The record of one epoch, as its row says.
 #[derive(Debug, Clone, PartialEq)]
@@ -160,29 +162,46 @@ pub async fn marks(db: &PgPool, epochs: &[(RunId, i32)]) -> Result<Vec<(RunId, i
     Ok(rows.into_iter().map(|row| (row.run_id.into(), row.epoch, row.last_seq as u64)).collect())
 }
 
-/// Commits a sealed chunk to the index: one guarded statement. False when it does not follow the last one, because somebody else sealed these frames.
-pub(crate) async fn index(work: &mut Work, of: Epoch, chunk: &Sealed, object_key: &str) -> Result<bool> {
+/// Commits sealed pieces to the index, at most one of each epoch; the epochs of those that followed their last one. The others were sealed by somebody else.
+pub(crate) async fn index(work: &mut Work, pieces: &[Piece]) -> Result<HashSet<Epoch>> {
+    let epochs: Vec<(RunId, i32, TenantId)> = pieces.iter().map(|piece| (piece.of.run, piece.of.epoch, piece.of.tenant)).collect();
+    let (runs, numbers, _) = columns(&epochs);
+    let numbers_of = |f: &dyn Fn(&Sealed) -> u64| -> Vec<i64> { pieces.iter().map(|piece| f(&piece.chunk) as i64).collect() };
+    let times = |f: &dyn Fn(&Sealed) -> u64| -> Vec<DateTime<Utc>> { pieces.iter().map(|piece| at(f(&piece.chunk))).collect() };
+    let keys: Vec<String> = pieces.iter().map(|piece| piece.object_key.clone()).collect();
+    let digests: Vec<Vec<u8>> = pieces.iter().map(|piece| piece.chunk.sha256.to_vec()).collect();
     let inserted = sqlx::query!(
-        "with grown as (
-             update transcript set last_seq = $4, bytes = bytes + $6
-             where run_id = $1 and epoch = $2 and state <> 'closed' and last_seq = $3 - 1 returning tenant_id)
-         insert into chunk (run_id, epoch, first_seq, last_seq, tenant_id, first_byte, bytes, object_key, size, sha256, first_at, last_at)
-         select $1, $2, $3, $4, tenant_id, $5, $6, $7, $8, $9, $10, $11 from grown",
-        of.run.uuid(),
-        of.epoch,
-        chunk.first_seq as i64,
-        chunk.last_seq as i64,
-        chunk.first_byte as i64,
-        chunk.bytes as i64,
-        object_key,
-        chunk.body.len() as i64,
-        &chunk.sha256[..],
-        at(chunk.first_us),
-        at(chunk.last_us)
+        r#"with new as (
+               select * from unnest($1::uuid[], $2::int[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::text[], $8::bigint[], $9::bytea[],
+                                    $10::timestamptz[], $11::timestamptz[])
+                   as new (run, epoch, first_seq, last_seq, first_byte, bytes, object_key, size, sha256, first_at, last_at)),
+           locked as (
+               select run_id, transcript.epoch from transcript join new on run_id = new.run and transcript.epoch = new.epoch
+               where state <> 'closed' and transcript.last_seq = new.first_seq - 1 order by run_id, transcript.epoch for update of transcript),
+           grown as (
+               update transcript set last_seq = new.last_seq, bytes = transcript.bytes + new.bytes
+               from new join locked on locked.run_id = new.run and locked.epoch = new.epoch
+               where transcript.run_id = new.run and transcript.epoch = new.epoch and state <> 'closed' and transcript.last_seq = new.first_seq - 1
+               returning transcript.run_id, transcript.epoch, tenant_id)
+           insert into chunk (run_id, epoch, first_seq, last_seq, tenant_id, first_byte, bytes, object_key, size, sha256, first_at, last_at)
+           select new.run, new.epoch, first_seq, last_seq, tenant_id, first_byte, bytes, object_key, size, sha256, first_at, last_at
+           from new join grown on grown.run_id = new.run and grown.epoch = new.epoch
+           returning run_id, epoch, tenant_id"#,
+        &runs,
+        &numbers,
+        &numbers_of(&|chunk| chunk.first_seq),
+        &numbers_of(&|chunk| chunk.last_seq),
+        &numbers_of(&|chunk| chunk.first_byte),
+        &numbers_of(&|chunk| chunk.bytes),
+        &keys,
+        &numbers_of(&|chunk| chunk.body.len() as u64),
+        &digests,
+        &times(&|chunk| chunk.first_us),
+        &times(&|chunk| chunk.last_us)
     )
-    .execute(work.db())
+    .fetch_all(work.db())
     .await?;
-    Ok(inserted.rows_affected() == 1)
+    Ok(inserted.into_iter().map(|row| Epoch { tenant: row.tenant_id.into(), run: row.run_id.into(), epoch: row.epoch }).collect())
 }
 
 fn at(microseconds: u64) -> DateTime<Utc> {
@@ -195,29 +214,41 @@ pub(crate) enum Closing<'a> {
     Gap(&'a GapRecord),
 }
 
-/// Closes a record after `last_seq`, and says so to the run.
-pub(crate) async fn close(work: &mut Work, of: Epoch, last_seq: u64, closing: Closing<'_>) -> Result<bool> {
-    let json = |value: serde_json::Result<serde_json::Value>| value.map_err(|error| Error::broken(format!("record: {error}")));
-    let (end, gap) = match closing {
-        Closing::End(end) => (Some(json(serde_json::to_value(end))?), None),
-        Closing::Gap(gap) => (None, Some(json(serde_json::to_value(gap))?)),
-    };
-    let closed = sqlx::query!(
-        "update transcript set state = 'closed', closed_at = now(), end_record = $4, gap = $5 where run_id = $1 and epoch = $2 and last_seq = $3 and state <> 'closed'",
-        of.run.uuid(),
-        of.epoch,
-        last_seq as i64,
-        end,
-        gap
-    )
-    .execute(work.db())
-    .await?;
-    if closed.rows_affected() == 0 {
-        return Ok(false);
+/// Closes records, each after its last sealed frame, and says so to their runs; the ones that were open.
+pub(crate) async fn close(work: &mut Work, endings: &[(Epoch, u64, Closing<'_>)]) -> Result<HashSet<Epoch>> {
+    if endings.is_empty() {
+        return Ok(HashSet::new());
     }
-    work.command(Command::Sealed { tenant: of.tenant, run: of.run, epoch: of.epoch });
-    work.event(of.tenant, of.run, event::Kind::Closed { epoch: of.epoch });
-    Ok(true)
+    let json = |value: serde_json::Result<serde_json::Value>| value.map_err(|error| Error::broken(format!("record: {error}")));
+    let epochs: Vec<(RunId, i32, TenantId)> = endings.iter().map(|(of, ..)| (of.run, of.epoch, of.tenant)).collect();
+    let (runs, numbers, _) = columns(&epochs);
+    let last: Vec<i64> = endings.iter().map(|(_, last, _)| *last as i64).collect();
+    let mut ends: Vec<Option<serde_json::Value>> = Vec::new();
+    let mut gaps: Vec<Option<serde_json::Value>> = Vec::new();
+    for (.., closing) in endings {
+        ends.push(if let Closing::End(end) = closing { Some(json(serde_json::to_value(end))?) } else { None });
+        gaps.push(if let Closing::Gap(gap) = closing { Some(json(serde_json::to_value(gap))?) } else { None });
+    }
+    let closed = sqlx::query!(
+        "update transcript set state = 'closed', closed_at = now(), end_record = new.end_record, gap = new.gap
+         from unnest($1::uuid[], $2::int[], $3::bigint[], $4::jsonb[], $5::jsonb[]) as new (run, epoch, last_seq, end_record, gap)
+         where run_id = new.run and transcript.epoch = new.epoch and transcript.last_seq = new.last_seq and state <> 'closed'
+         returning run_id, transcript.epoch, tenant_id",
+        &runs,
+        &numbers,
+        &last,
+        &ends as &[Option<serde_json::Value>],
+        &gaps as &[Option<serde_json::Value>]
+    )
+    .fetch_all(work.db())
+    .await?;
+    let closed: HashSet<Epoch> =
+        closed.into_iter().map(|row| Epoch { tenant: row.tenant_id.into(), run: row.run_id.into(), epoch: row.epoch }).collect();
+    for of in &closed {
+        work.command(Command::Sealed { tenant: of.tenant, run: of.run, epoch: of.epoch });
+        work.event(of.tenant, of.run, event::Kind::Closed { epoch: of.epoch });
+    }
+    Ok(closed)
 }
 
 /// One sealed piece, as its index row says.

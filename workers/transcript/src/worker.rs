@@ -7,14 +7,14 @@ use std::{
 };
 
 use towpath_chassis::{
-    Chassis,
+    Chassis, Result,
     consume::{Handler, Outcome},
     lease,
 };
 use towpath_schemas::{command::Command, subject};
 use uuid::Uuid;
 
-use crate::{seal, stream::Epoch};
+use crate::{commit::Commits, seal, stream::Epoch, table};
 
 /// Epochs that one process seals at a time.
 const MOST: usize = 512;
@@ -23,49 +23,54 @@ const MOST: usize = 512;
 #[derive(Clone)]
 pub struct Sealers {
     owner: Uuid,
+    commits: Commits,
     at_work: Arc<Mutex<HashSet<Epoch>>>,
 }
 
-impl Default for Sealers {
-    fn default() -> Self {
-        Self { owner: lease::owner(), at_work: Arc::default() }
-    }
-}
-
 impl Sealers {
+    pub fn start(chassis: &Chassis) -> Self {
+        Self { owner: lease::owner(), commits: Commits::start(chassis), at_work: Arc::default() }
+    }
+
     pub fn handler(&self) -> Handler {
         let sealers = self.clone();
         Handler::new("transcript", subject::SEAL_ALL, move |chassis, batch| {
             let sealers = sealers.clone();
-            async move { Ok(batch.into_iter().map(|command| sealers.attend(&chassis, command)).collect()) }
+            async move { sealers.attend(&chassis, batch).await }
         })
     }
 
-    fn attend(&self, chassis: &Chassis, command: Command) -> Outcome {
+    /// Begins with the epochs that nobody attends to.
+    async fn attend(&self, chassis: &Chassis, batch: Vec<Command>) -> Result<Vec<Outcome>> {
+        let mut begun = Vec::new();
+        let outcomes = batch.into_iter().map(|command| self.enter(command, &mut begun)).collect();
+        let names: Vec<String> = begun.iter().map(|attended| table::lease_name(attended.of)).collect();
+        let ours = lease::take_all(&chassis.db, &names, self.owner, seal::LEASE).await?;
+        for attended in begun.into_iter().filter(|attended| ours.contains(&table::lease_name(attended.of))) {
+            let (sealers, chassis) = (self.clone(), chassis.clone());
+            chassis.tasks.clone().spawn(async move { sealers.attend_to(&chassis, attended).await });
+        }
+        Ok(outcomes)
+    }
+
+    fn enter(&self, command: Command, begun: &mut Vec<Attended>) -> Outcome {
         let Command::Seal { tenant, run, epoch } = command else { return Outcome::Done };
         let of = Epoch { tenant, run, epoch };
-        {
-            let mut at_work = self.at_work.lock().unwrap_or_else(PoisonError::into_inner);
-            if at_work.contains(&of) {
-                return Outcome::Done;
-            }
-            if at_work.len() >= MOST {
-                return Outcome::Later(Duration::from_secs(1));
-            }
-            at_work.insert(of);
+        let mut at_work = self.at_work.lock().unwrap_or_else(PoisonError::into_inner);
+        if at_work.len() >= MOST && !at_work.contains(&of) {
+            return Outcome::Later(Duration::from_secs(1));
         }
-        let (sealers, chassis) = (self.clone(), chassis.clone());
-        chassis.tasks.clone().spawn(async move {
-            let _attended = Attended { sealers: &sealers, of };
-            sealers.attend_to(&chassis, of).await;
-        });
+        if at_work.insert(of) {
+            begun.push(Attended { at_work: self.at_work.clone(), of });
+        }
         Outcome::Done
     }
 
     /// Seals to the end; passing trouble is waited out under the lease, and a lost lease is somebody else's gain.
-    async fn attend_to(&self, chassis: &Chassis, of: Epoch) {
+    async fn attend_to(&self, chassis: &Chassis, attended: Attended) {
+        let of = attended.of;
         while !chassis.tasks.is_stopping() {
-            match seal::run(chassis.clone(), of, self.owner).await {
+            match seal::run(chassis.clone(), self.commits.clone(), of, self.owner).await {
                 Ok(_) => return,
                 Err(error) => {
                     tracing::warn!(run = %of.run, epoch = of.epoch, error = error.chain(), "sealing goes on in a moment");
@@ -74,18 +79,26 @@ impl Sealers {
                     }
                 }
             }
+            while !chassis.tasks.is_stopping() {
+                match lease::take(&chassis.db, &table::lease_name(of), self.owner, seal::LEASE).await {
+                    Ok(true) => break,
+                    Ok(false) => return,
+                    Err(error) => tracing::debug!(error = error.chain(), "the lease is asked for again"),
+                }
+                chassis.tasks.sleep(Duration::from_millis(500)).await;
+            }
         }
     }
 }
 
-/// Takes the epoch off the list however its task ends.
-struct Attended<'a> {
-    sealers: &'a Sealers,
+/// An epoch on the list of those that are attended to; off it however its task ends.
+struct Attended {
+    at_work: Arc<Mutex<HashSet<Epoch>>>,
     of: Epoch,
 }
 
-impl Drop for Attended<'_> {
+impl Drop for Attended {
     fn drop(&mut self) {
-        self.sealers.at_work.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.of);
+        self.at_work.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.of);
     }
 }

@@ -117,7 +117,11 @@ async fn bind(chassis: &Chassis, batch: &[&Hello]) -> Result<Vec<Option<Locked>>
     let bound = towpath_sandbox::bind(&mut work, &bindings).await?;
     if let Some(late) = moved.iter().find(|step| !bound.contains(&(step.run, step.epoch))) {
         // Its sandbox was given up since it was looked at: its move must not be committed. Alone, it is all there is to drop.
-        return if batch.len() == 1 { Ok(vec![None]) } else { Err(Error::broken(format!("the sandbox of {} is not wanted any more", late.run))) };
+        return if batch.len() == 1 {
+            Ok(vec![None])
+        } else {
+            Err(Error::broken(format!("the sandbox of {} is not wanted any more", late.run)))
+        };
     }
     table::steps(&mut work, &moved).await?;
     work.commit().await?;

@@ -161,7 +161,10 @@ async fn steers(work: &mut Work, said: &[(&Reporter, &Report, &Locked)]) -> Resu
         .collect();
     let moved = towpath_steer::report(work, &told).await?;
     let of = |id: RunId| said.iter().find(|(.., run)| run.id == id).map(|(.., run)| *run);
-    let sent = sending.iter().filter(|(.., steer)| sent.contains(steer)).map(|(run, _, steer)| (*run, SteerEnd { steer: *steer, state: SteerState::Sent }));
+    let sent = sending
+        .iter()
+        .filter(|(.., steer)| sent.contains(steer))
+        .map(|(run, _, steer)| (*run, SteerEnd { steer: *steer, state: SteerState::Sent }));
     let notes: Vec<(&Locked, SteerEnd)> = sent.chain(moved).filter_map(|(run, end)| Some((of(run)?, end))).collect();
     note_steers(work, &notes).await
 }
