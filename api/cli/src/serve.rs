@@ -133,19 +133,26 @@ async fn work(chassis: &Chassis, roles: &[Role]) -> anyhow::Result<()> {
 }
 
 fn handle(chassis: &Chassis, handler: consume::Handler) {
-    chassis.tasks.spawn(consume::run(chassis.clone(), handler));
+    let own = chassis.clone();
+    chassis.tasks.keep("consumer", move || consume::run(own.clone(), handler.clone()));
+}
+
+fn sweep(chassis: &Chassis, one: Sweep) {
+    let own = chassis.clone();
+    chassis.tasks.keep(one.name, move || sweep::run(own.clone(), one.clone()));
 }
 
 fn clock(chassis: &Chassis) {
     let timers = towpath_delivery::timers(towpath_run::sweep::timers(Timers::default()));
-    chassis.tasks.spawn(timer::run(chassis.clone(), timers, TIMER_IDLE));
-    let own = [
+    let (own, timers) = (chassis.clone(), timers);
+    chassis.tasks.keep("timers", move || timer::run(own.clone(), timers.clone(), TIMER_IDLE));
+    let of_chassis = [
         Sweep::new("outbox relay", Duration::from_secs(1), outbox::relay),
         Sweep::new("old idempotency keys", Duration::from_secs(600), idempotency::sweep),
     ];
     let rooms = [towpath_run::sweep::sweeps(), towpath_transcript::sweeps(), towpath_delivery::sweeps(), towpath_file::sweeps()];
-    for one in own.into_iter().chain(rooms.into_iter().flatten()) {
-        chassis.tasks.spawn(sweep::run(chassis.clone(), one));
+    for one in of_chassis.into_iter().chain(rooms.into_iter().flatten()) {
+        sweep(chassis, one);
     }
 }
 
@@ -171,7 +178,7 @@ async fn provision(chassis: &Chassis) -> anyhow::Result<()> {
         Ok(0)
     });
     for one in host.sweeps().into_iter().chain([heard]) {
-        chassis.tasks.spawn(sweep::run(chassis.clone(), one));
+        sweep(chassis, one);
     }
     Ok(())
 }

@@ -100,8 +100,14 @@ impl Gateway {
             due: Arc::default(),
         };
         let (looker, watcher) = (gateway.clone(), gateway.clone());
-        chassis.tasks.spawn(async move { looker.look_round().await });
-        chassis.tasks.spawn(async move { watcher.watch_stream().await });
+        chassis.tasks.keep("look at connections", move || {
+            let looker = looker.clone();
+            async move { looker.look_round().await }
+        });
+        chassis.tasks.keep("watch OUTPUT", move || {
+            let watcher = watcher.clone();
+            async move { watcher.watch_stream().await }
+        });
         gateway
     }
 

@@ -29,7 +29,8 @@ pub struct Scene<S, A> {
 /// Kill points after which a scene is taken for one that never ends.
 const POINTS: usize = 64;
 
-/// Plays it once for reference, then twice, twice at once, in two processes at once, late, after a newer epoch, and killed at every point.
+/// Plays it once for reference, then twice, twice at once, in two processes at once, among messages that nobody called for, late, after a newer epoch, and
+/// killed at every point.
 pub async fn play<S, A>(scene: Scene<S, A>) -> Result<()>
 where
     S: AsyncFn(&World) -> Result<Life>,
@@ -39,6 +40,7 @@ where
     let points = stage.once().await.context("once")?;
     stage.twice().await.context("twice, one after the other")?;
     stage.at_once().await?;
+    stage.out_of_order().await.context("out of order: every message before and after it")?;
     stage.late().await.context("late, for the first time: the run had ended")?;
     stage.late_again().await.context("late, again: the run had ended")?;
     if stage.scene.fenced {
@@ -104,6 +106,15 @@ where
         let (one, other) = tokio::join!(self.act(&self.world.first, &life), self.act(&self.world.second, &life));
         one.and(other).context("in two processes at once")?;
         self.same(true).await.context("in two processes at once")
+    }
+
+    /// Every message that there could be of this run comes before it, and again after it.
+    async fn out_of_order(&mut self) -> Result<()> {
+        let life = self.set().await?;
+        self.world.every_message(&life).await.context("before")?;
+        self.act(&self.world.first, &life).await?;
+        self.world.every_message(&life).await.context("after")?;
+        self.same(true).await
     }
 
     async fn late(&mut self) -> Result<()> {

@@ -5,9 +5,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use futures::StreamExt;
 use towpath_chassis::{Chassis, outbox, streams, timer};
-use towpath_schemas::{command::Command, id::RunId, subject};
+use towpath_schemas::{
+    command::Command,
+    id::{DeliveryId, RunId},
+    subject,
+};
 
-use crate::{Process, World, life, roles};
+use crate::{Life, Process, World, life, roles};
 
 /// Rounds after which a world that still changes is taken for one that never rests.
 const ROUNDS: usize = 16;
@@ -67,6 +71,21 @@ impl World {
             message.ack().await.map_err(|error| anyhow!("{error}"))?;
         }
         Ok(busy)
+    }
+
+    /// Gives the handlers every message that could be on its way for this run, whether or not anything called for it.
+    pub async fn every_message(&self, life: &Life) -> Result<()> {
+        let deliveries: Vec<(sqlx::types::Uuid, sqlx::types::Uuid)> =
+            sqlx::query_as("select tenant_id, id from delivery").fetch_all(self.db()).await?;
+        let deliveries =
+            deliveries.into_iter().map(|(tenant, delivery)| Command::Deliver { tenant: tenant.into(), delivery: delivery.into() });
+        let stray = Command::Deliver { tenant: life.tenant, delivery: DeliveryId::mint() };
+        let admit = Command::Admit { pool: life::POOL.to_owned() };
+        let messages = [life.sealed(), life.observed(), life.seal(), life.host(), admit, stray].into_iter().chain(deliveries);
+        for command in messages {
+            self.handle(&self.second, command).await?;
+        }
+        Ok(())
     }
 
     /// False for what waits for somebody else.

@@ -58,6 +58,11 @@ const EMPTY: &str = "delete from dead; delete from attempt; delete from idempote
 
 impl World {
     pub async fn start() -> Result<Self> {
+        Self::with(&[]).await
+    }
+
+    /// With these settings (`TOWPATH_…`) beside those that a scene needs.
+    pub async fn with(settings: &[(&str, &str)]) -> Result<Self> {
         // Another test of the same process may have done it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let lease = stage::fresh_nats().await?;
@@ -92,7 +97,8 @@ impl World {
             ("TOWPATH_GATEWAY_URL", format!("ws://127.0.0.1:{}", stage::free_port()?)),
             ("TOWPATH_WEBHOOK_ALLOW", "127.0.0.0/8".to_owned()),
         ];
-        let env: HashMap<String, String> = pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        let more = settings.iter().map(|(key, value)| (*key, (*value).to_owned()));
+        let env: HashMap<String, String> = pairs.into_iter().chain(more).map(|(key, value)| (key.to_owned(), value)).collect();
         let config = Config::from_map(&env)?;
         let backend = Host::new(ProcessBackend::new(&state, &supervisor)?);
         let first = Process::new(Chassis::start(config.clone()).await?, &backend);

@@ -2,10 +2,10 @@
 //! stands alone; passing trouble never counts against a message, trouble of its own is counted in Postgres and at last laid aside with its reason
 //! (field cases F20, F21).
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use async_nats::jetstream::{self, AckKind, consumer::PullConsumer};
-use futures::{StreamExt, future::BoxFuture};
+use futures::{FutureExt, StreamExt, future::BoxFuture};
 use towpath_schemas::command::Command;
 use tracing::Instrument;
 
@@ -56,8 +56,11 @@ impl Handler {
         Box::pin(async move {
             let size = batch.len();
             let limit = chassis.config.limits.handler;
-            let result = match tokio::time::timeout(limit, (self.run)(chassis.clone(), batch.clone())).await {
-                Ok(result) => result,
+            let handled = AssertUnwindSafe((self.run)(chassis.clone(), batch.clone())).catch_unwind();
+            let result = match tokio::time::timeout(limit, handled).await {
+                Ok(Ok(result)) => result,
+                // A message that makes a handler panic is as bad as one that makes it fail.
+                Ok(Err(_)) => Err(Error::broken(format!("{} panicked", self.name))),
                 Err(_) => Err(Error::Nats { doing: "handle", detail: format!("took longer than {limit:?}") }),
             };
             match result {

@@ -1,6 +1,10 @@
 //! The pool of connections to Postgres.
 
-use std::{str::FromStr, time::Instant};
+use std::{
+    str::FromStr,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use sqlx::{
     ConnectOptions, Connection, Executor, PgConnection, PgPool,
@@ -19,7 +23,24 @@ const SESSION: &str =
 pub fn options(config: &Config) -> Result<PgConnectOptions> {
     let options = PgConnectOptions::from_str(&config.database_url.0)
         .map_err(|_| Error::Config("TOWPATH_DATABASE_URL is no postgres:// URL".to_owned()))?;
-    Ok(options.application_name("towpath").log_slow_statements(tracing::log::LevelFilter::Debug, std::time::Duration::from_secs(1)))
+    Ok(options.application_name("towpath").log_slow_statements(tracing::log::LevelFilter::Debug, Duration::from_secs(1)))
+}
+
+/// A connection that was idle for this long is asked whether it can still write.
+const IDLE: Duration = Duration::from_secs(5);
+/// For this long after a refusal every connection is asked before it is used.
+const SUSPICION: Duration = Duration::from_secs(60);
+
+/// When a server last refused to write because it is read-only.
+static REFUSED_AT: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// A statement came back with 25006: what holds for its connection may hold for others.
+pub(crate) fn suspect() {
+    *REFUSED_AT.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+}
+
+fn suspected() -> bool {
+    REFUSED_AT.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|at| at.elapsed() < SUSPICION)
 }
 
 /// Connects, waiting for a server that is away up to `start_wait`.
@@ -27,17 +48,18 @@ pub async fn connect(config: &Config) -> Result<PgPool> {
     let pool = PgPoolOptions::new()
         .max_connections(config.database_connections)
         .acquire_timeout(config.limits.database_wait)
-        .max_lifetime(std::time::Duration::from_secs(1800))
+        .max_lifetime(Duration::from_secs(1800))
         .after_connect(|connection, _| {
             Box::pin(async move {
                 connection.execute(SESSION).await?;
                 Ok(())
             })
         })
-        // A connection that a fail-over left on a read-only server answers SELECT 1 happily (field case F1).
+        // A connection that a fail-over left on a read-only server answers SELECT 1 happily (field case F1). One that is used all the time is asked as soon as
+        // any statement was refused for that reason.
         .before_acquire(|connection, meta| {
             Box::pin(async move {
-                if meta.idle_for < std::time::Duration::from_secs(5) {
+                if meta.idle_for < IDLE && !suspected() {
                     return Ok(true);
                 }
                 let writable: String = sqlx::query_scalar("show transaction_read_only").fetch_one(connection).await?;
@@ -63,7 +85,7 @@ async fn wait_for(config: &Config) -> Result<()> {
         if started.elapsed() >= config.limits.start_wait {
             return Err(Error::Config(format!("Postgres is still away after {:?}: {why}", config.limits.start_wait)));
         }
-        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }
 

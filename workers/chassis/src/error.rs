@@ -94,6 +94,9 @@ impl From<Problem> for Error {
 
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
+        if error.as_database_error().and_then(|refusal| refusal.code()).is_some_and(|code| code == "25006") {
+            crate::db::suspect();
+        }
         Error::Database(error)
     }
 }

@@ -108,3 +108,76 @@ impl<T: Send + 'static, R: Send + 'static> Group<T, R> {
         result.await.map_err(|_| Error::refused(ErrorCode::OutcomeUnknown, "the batch broke off"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    fn odd(part: &[u32]) -> BoxFuture<'_, Result<Vec<u32>>> {
+        async move {
+            match part.iter().find(|item| **item % 10 == 7) {
+                Some(item) => Err(Error::broken(format!("{item} is bad"))),
+                None => Ok(part.iter().map(|item| item * 2).collect()),
+            }
+        }
+        .boxed()
+    }
+
+    #[tokio::test]
+    async fn bad_items_stand_alone_and_every_answer_keeps_its_place() {
+        let batch: Vec<u32> = (0..100).collect();
+        let answers = halving(&batch, odd).await;
+        for (item, answer) in batch.iter().zip(&answers) {
+            assert_eq!(answer.as_ref().ok().copied(), (item % 10 != 7).then_some(item * 2), "{item}");
+        }
+        assert_eq!(answers.len(), 100);
+        assert!(halving(&[], odd).await.is_empty());
+    }
+
+    #[tokio::test]
+    async fn trouble_that_passes_is_asked_about_once() {
+        let asked = std::sync::atomic::AtomicUsize::new(0);
+        let answers = halving(&[1, 2, 3, 4], |_| {
+            asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            async { Err::<Vec<()>, _>(Error::Database(sqlx::Error::PoolTimedOut)) }.boxed()
+        })
+        .await;
+        assert_eq!(asked.into_inner(), 1);
+        assert!(answers.iter().all(|answer| answer.as_ref().is_err_and(|problem| problem.retryable)));
+    }
+
+    #[tokio::test]
+    async fn what_arrives_while_a_batch_is_at_work_is_the_next_batch() {
+        let tasks = Tasks::default();
+        let sizes = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let (seen, gate) = (sizes.clone(), Arc::new(Semaphore::new(0)));
+        let opened = gate.clone();
+        let group = Group::start(&tasks, 1, 8, move |batch: Vec<u32>| {
+            seen.lock().expect("sizes").push(batch.len());
+            let gate = opened.clone();
+            async move {
+                gate.acquire().await.expect("gate").forget();
+                batch
+            }
+        });
+        let calls: Vec<_> = (0..12).map(|item| group.submit(item)).collect();
+        gate.add_permits(100);
+        let answers = futures::future::join_all(calls).await;
+        assert!(answers.into_iter().enumerate().all(|(place, answer)| answer.expect("answer") == place as u32));
+        assert_eq!(sizes.lock().expect("sizes").iter().sum::<usize>(), 12);
+        assert!(sizes.lock().expect("sizes").iter().all(|size| *size <= 8));
+    }
+
+    #[tokio::test]
+    async fn a_batch_dies_with_whoever_asked_for_it() {
+        let tasks = Tasks::default();
+        let group = Group::start(&tasks, 1, 8, |batch: Vec<u32>| async move {
+            kill::point("in the batch").await;
+            batch
+        });
+        assert!(matches!(kill::run(0, group.submit(1)).await, kill::Fate::Killed("in the batch")));
+        assert_eq!(group.submit(2).await.expect("answer"), 2, "the lane is free again");
+    }
+}

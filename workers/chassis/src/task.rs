@@ -1,10 +1,14 @@
 //! Background tasks that a drain waits for. Cancellation is a value that is passed in; nothing is detached.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, panic::AssertUnwindSafe, time::Duration};
 
+use futures::FutureExt;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::kill;
+
+/// Wait before a loop that broke down is begun anew.
+const ANEW: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Default)]
 pub struct Tasks {
@@ -19,6 +23,24 @@ impl Tasks {
         F: Future<Output = ()> + Send + 'static,
     {
         self.tracker.spawn(kill::inherit(future));
+    }
+
+    /// Spawns a loop that has to run as long as the process does: one that breaks down is begun anew (field case F17).
+    pub fn keep<F, Fut>(&self, name: &'static str, begin: F)
+    where
+        F: Fn() -> Fut + Send + 'static,
+        Fut: Future<Output = ()> + Send,
+    {
+        let tasks = self.clone();
+        self.spawn(async move {
+            while AssertUnwindSafe(begin()).catch_unwind().await.is_err() {
+                metrics::counter!("towpath_broken_loops_total", "loop" => name).increment(1);
+                tracing::error!(name, "a loop broke down; it is begun anew");
+                if !tasks.sleep(ANEW).await {
+                    return;
+                }
+            }
+        });
     }
 
     /// Is done once the process shall drain.
@@ -44,5 +66,30 @@ impl Tasks {
         self.stop.cancel();
         self.tracker.close();
         tokio::time::timeout(limit, self.tracker.wait()).await.is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loop_that_breaks_down_is_begun_anew() {
+        let tasks = Tasks::default();
+        let begun = std::sync::Arc::new(AtomicUsize::new(0));
+        let counted = begun.clone();
+        let stop = tasks.stopping();
+        tasks.keep("test", move || {
+            let (number, stop) = (counted.fetch_add(1, Ordering::SeqCst), stop.clone());
+            async move {
+                assert!(number >= 2, "this one breaks down");
+                stop.cancelled().await;
+            }
+        });
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(begun.load(Ordering::SeqCst), 3);
+        assert!(tasks.drain(Duration::from_secs(1)).await);
     }
 }

@@ -28,6 +28,8 @@ const PING: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(30);
 const BACKOFF_LEAST: Duration = Duration::from_millis(100);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);
+/// A connection that lasted this long lets the wait begin anew.
+const STEADY: Duration = Duration::from_secs(10);
 /// A supervisor that was not told to start and hears from nobody for this long leaves.
 const GIVE_UP: Duration = Duration::from_secs(600);
 /// Buffers of the connection; small, because there may be many sandboxes on a host.
@@ -75,7 +77,7 @@ pub async fn keep(desk: &Desk, secrets: &Secrets, gateway: &str) {
     let mut last_said = String::new();
     while !desk.is_over() {
         connection += 1;
-        let mut welcomed = false;
+        let (mut welcomed, begun) = (false, Instant::now());
         if let Err(error) = converse(desk, secrets, gateway, connection, &mut welcomed).await {
             let said = error.to_string();
             if said != last_said {
@@ -85,7 +87,11 @@ pub async fn keep(desk: &Desk, secrets: &Secrets, gateway: &str) {
         }
         desk.connection_ended();
         if welcomed {
-            (backoff, heard) = (BACKOFF_LEAST, Instant::now());
+            heard = Instant::now();
+            // A gateway that welcomes us and hangs up at once, again and again, is given more time each time.
+            if begun.elapsed() >= STEADY {
+                backoff = BACKOFF_LEAST;
+            }
         }
         if desk.phase() == Phase::Fresh && heard.elapsed() > GIVE_UP {
             crate::note!("nobody told this sandbox to start for {} s", GIVE_UP.as_secs());
