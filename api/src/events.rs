@@ -185,6 +185,11 @@ impl Follower {
             Piece::Gap { epoch, gap } => {
                 self.send("gap", &serde_json::json!({ "epoch": epoch, "reason": gap.reason, "bytes": gap.bytes })).await
             }
+            Piece::Damaged { epoch, first_seq, last_seq, reason } => {
+                self.at.frame = Cursor { epoch, seq: last_seq };
+                self.send("gap", &serde_json::json!({ "epoch": epoch, "reason": reason, "first_seq": first_seq, "last_seq": last_seq }))
+                    .await
+            }
             Piece::Tip { closed } => {
                 self.closed = closed;
                 Ok(())

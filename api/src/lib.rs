@@ -5,6 +5,7 @@ mod caller;
 mod events;
 pub mod gateway;
 mod routes;
+mod terminal;
 
 use std::sync::Arc;
 

@@ -133,6 +133,11 @@ pub struct DefinitionError {
 }
 
 impl AgentDefinition {
+    /// What the command's input and output are when it runs in `mode`: a terminal for one that a person sits at, pipes otherwise, unless it is written down.
+    pub fn terminal_in(&self, mode: Mode) -> Terminal {
+        self.terminal.unwrap_or(if mode == Mode::Interactive { Terminal::Pty } else { Terminal::Pipes })
+    }
+
     /// What may be checked without knowing the host; whether a host can enforce the walls is decided at admission.
     pub fn check(&self) -> Result<(), DefinitionError> {
         let refuse = |key, help: &str| Err(DefinitionError { key, help: help.to_owned() });
@@ -148,9 +153,6 @@ impl AgentDefinition {
                 return refuse("sandbox.backend", "this release runs the process backend only; write backend = \"process\"");
             }
             Backend::Process => {}
-        }
-        if self.mode == Mode::Interactive || self.terminal == Some(Terminal::Pty) {
-            return refuse("mode", "this release runs one_shot agents on pipes only");
         }
         if self.workspace == Workspace::None {
             return refuse("workspace", "the process backend keeps a workspace for each session; leave it out");
@@ -178,8 +180,11 @@ impl AgentDefinition {
         if self.spool_full == SpoolFull::Gap || self.contract == Contract::Archestra {
             return refuse("spool_full", "this release knows spool_full = \"block\" and contract = \"towpath\" only");
         }
-        if self.limits.concurrent.is_some() || self.limits.idle_s.is_some() || self.limits.max_s.is_some() {
-            return refuse("limits", "this release enforces start_s and grace_s only; leave the others out");
+        if self.limits.concurrent.is_some() || self.limits.max_s.is_some() {
+            return refuse("limits", "this release enforces start_s, idle_s and grace_s only; leave the others out");
+        }
+        if self.limits.idle_s == Some(0) {
+            return refuse("limits.idle_s", "at least 1 second");
         }
         if self.limits.grace_s > 10 {
             return refuse("limits.grace_s", "at most 10 seconds");
@@ -226,7 +231,6 @@ mod tests {
         for (key, change) in [
             ("sandbox.backend", r#"{"sandbox":{"backend":"container"}}"#),
             ("on_lost", r#"{"on_lost":"restart","fence_after":60}"#),
-            ("mode", r#"{"mode":"interactive"}"#),
             ("limits", r#"{"limits":{"max_s":5}}"#),
             ("limits.grace_s", r#"{"limits":{"grace_s":11}}"#),
         ] {

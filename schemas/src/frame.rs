@@ -3,20 +3,20 @@
 //! | bytes | field |
 //! |---|---|
 //! | 1 | version, 1 |
-//! | 1 | kind: 1 stdout, 2 stderr, 3 terminal, 4 gap, 5 end |
+//! | 1 | kind: 1 stdout, 2 stderr, 3 terminal, 4 gap, 5 end, 6 screen, 7 resize |
 //! | 4 | epoch, from 1 |
 //! | 8 | sequence number, from 1 in each epoch, without holes |
 //! | 8 | offset: bytes printed in this epoch before this frame, stdout and stderr together |
 //! | 8 | wall clock, microseconds since 1970 |
 //! | 8 | monotonic clock of the sandbox, microseconds since its supervisor started |
 //! | 4 | length of the payload |
-//! | n | payload: the bytes as printed; for `gap` and `end` a JSON record |
+//! | n | payload: the bytes as printed; for the other kinds a JSON record |
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     guest::{Exit, SteerEnd},
-    limit::FRAME_BYTES,
+    limit::{FRAME_BYTES, TERMINAL_COLS, TERMINAL_ROWS},
 };
 
 pub const VERSION: u8 = 1;
@@ -32,6 +32,10 @@ pub enum FrameKind {
     Terminal = 3,
     Gap = 4,
     End = 5,
+    /// What the terminal shows at this place: whoever comes late begins here.
+    Screen = 6,
+    /// The terminal has another size from here on.
+    Resize = 7,
 }
 
 impl FrameKind {
@@ -47,6 +51,8 @@ impl FrameKind {
             FrameKind::Terminal => "terminal",
             FrameKind::Gap => "gap",
             FrameKind::End => "end",
+            FrameKind::Screen => "screen",
+            FrameKind::Resize => "resize",
         }
     }
 }
@@ -61,6 +67,8 @@ impl TryFrom<u8> for FrameKind {
             3 => FrameKind::Terminal,
             4 => FrameKind::Gap,
             5 => FrameKind::End,
+            6 => FrameKind::Screen,
+            7 => FrameKind::Resize,
             other => return Err(FrameError::Kind(other)),
         })
     }
@@ -154,6 +162,36 @@ pub struct EndRecord {
     pub bytes: u64,
     /// What became of every steer that this epoch was sent.
     pub steers: Vec<SteerEnd>,
+}
+
+/// Size of a terminal in character cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Size {
+    pub cols: u16,
+    pub rows: u16,
+}
+
+impl Default for Size {
+    fn default() -> Self {
+        Self { cols: 120, rows: 40 }
+    }
+}
+
+impl Size {
+    /// The nearest size that a terminal may have.
+    pub fn bounded(self) -> Self {
+        Self { cols: self.cols.clamp(2, TERMINAL_COLS), rows: self.rows.clamp(2, TERMINAL_ROWS) }
+    }
+}
+
+/// Payload of a `screen` frame. A terminal of that size, newly made, shows the same after it was fed `dump`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScreenRecord {
+    #[serde(flatten)]
+    pub size: Size,
+    /// Control sequences and text.
+    pub dump: String,
 }
 
 /// Payload of a `gap` frame: what is missing, and why.

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     agent::{Contract, SteeringFormat, Terminal},
+    frame::Size,
     id::{FileId, RunId, SessionId, SteerId},
 };
 
@@ -120,10 +121,49 @@ pub enum FromGuest {
         size: u64,
         reason: String,
     },
+    /// An answer to a viewer of the terminal; lost ones are not sent again.
+    Viewer {
+        viewer: String,
+        heard: ViewerHeard,
+    },
     /// Everything was sent: result, outputs, end record. The gateway answers `release` once all of it is committed and sealed.
     Done,
     #[serde(other)]
     Unknown,
+}
+
+/// What somebody who sees a run's terminal wants of it. Who may want what is decided before it comes here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ViewerSays {
+    /// Is there, with a window of this size; said again every few seconds. The first one that may resize owns the size until it leaves.
+    Here {
+        size: Size,
+        may_resize: bool,
+    },
+    /// Takes the ownership of the size from whoever has it.
+    Own {
+        size: Size,
+    },
+    /// Typed bytes, in base64, numbered by the viewer.
+    Type {
+        number: u64,
+        b64: String,
+    },
+    Leave,
+}
+
+/// What a viewer is answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum ViewerHeard {
+    /// The terminal's size, and whether this viewer owns it.
+    Size { size: Size, owner: bool },
+    /// The command's terminal has taken everything up to this number.
+    Typed { number: u64 },
+    /// Not taken, for good: (number, why).
+    Refused { number: u64, reason: String },
 }
 
 /// Opens every connection.
@@ -204,6 +244,11 @@ pub enum ToGuest {
     Cancel {
         grace_s: u32,
         reason: String,
+    },
+    /// A viewer of the terminal says something. Sent once: what nobody answers may or may not have arrived.
+    Viewer {
+        viewer: String,
+        says: ViewerSays,
     },
     EndedStored,
     ResultStored,

@@ -11,6 +11,7 @@ pub mod id;
 pub mod key;
 pub mod limit;
 pub mod subject;
+pub mod viewer;
 
 pub use error::{ErrorCode, Problem};
 pub use id::*;

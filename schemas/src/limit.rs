@@ -20,6 +20,15 @@ pub const RESULT_BYTES: usize = 1024 * 1024;
 pub const RESULT_TAIL_BYTES: usize = 64 * 1024;
 /// Payload bytes of one transcript frame.
 pub const FRAME_BYTES: usize = 32 * 1024;
+/// Largest terminal, in character cells.
+pub const TERMINAL_COLS: u16 = 400;
+pub const TERMINAL_ROWS: u16 = 120;
+/// Bytes printed on a terminal after which its screen is recorded anew.
+pub const SCREEN_EVERY_BYTES: u64 = 256 * 1024;
+/// Bytes that may be typed at once, and that may wait for a command that does not read.
+pub const TYPED_BYTES: usize = 64 * 1024;
+/// How long a viewer of a terminal counts after it was last heard, in seconds; viewers speak every third of it.
+pub const VIEWER_S: u64 = 30;
 /// How long the supervisor gathers output before it cuts a frame, in milliseconds.
 pub const FRAME_MS: u64 = 50;
 /// Frames whose subjects end in the same block number: what is sealed is purged block by block, so this many sealed frames of an epoch may stay (1 MiB).

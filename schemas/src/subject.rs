@@ -75,6 +75,11 @@ pub fn block(seq: u64) -> u64 {
     seq / FRAMES_PER_BLOCK
 }
 
+/// What viewers of a run's terminal say, for the gateway that its sandbox is connected to. The body is a viewer's id and [`crate::guest::ViewerSays`], the reply subject is the viewer's own.
+pub fn terminal(tenant: TenantId, run: RunId) -> String {
+    format!("terminal.{tenant}.{run}")
+}
+
 /// A fact about a run, for listeners; `kind` is [`crate::event::Kind::token`].
 pub fn event(tenant: TenantId, run: RunId, kind: &str) -> String {
     format!("event.{tenant}.{run}.{kind}")

@@ -3,6 +3,7 @@
 mod access;
 mod agent;
 mod api;
+mod attach;
 mod failure;
 mod file;
 mod follow;
@@ -16,6 +17,7 @@ mod session;
 mod status;
 mod steer;
 mod terminal;
+mod transcript;
 
 use std::process::ExitCode;
 
@@ -51,6 +53,10 @@ pub enum ClientCommand {
     Show(runs::RunArg),
     /// Print what a run has printed; with -f go on while it works.
     Logs(logs::LogsArgs),
+    /// Fetch a run's record: text, raw, cast for asciinema, ndjson; whole or a part.
+    Transcript(transcript::TranscriptArgs),
+    /// Sit at a run's terminal; the run goes on when you leave.
+    Attach(attach::AttachArgs),
     /// End a run. It settles within 15 seconds in any case.
     Cancel(runs::RunArg),
     /// Say that a run's sandbox is certainly gone, when nothing else can find out.
@@ -105,6 +111,8 @@ async fn carry_out(api: &Api, printer: &Printer, command: ClientCommand) -> Resu
         ClientCommand::Runs(args) => runs::list(api, printer, args).await,
         ClientCommand::Show(args) => runs::show(api, printer, args).await,
         ClientCommand::Logs(args) => logs::logs(api, printer, args).await,
+        ClientCommand::Transcript(args) => transcript::transcript(api, printer, args).await,
+        ClientCommand::Attach(args) => attach::attach(api, printer, args).await,
         ClientCommand::Cancel(args) => runs::cancel(api, printer, args).await,
         ClientCommand::Abandon(args) => runs::abandon(api, printer, args).await,
         ClientCommand::History(args) => runs::history(api, printer, args).await,

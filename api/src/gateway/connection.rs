@@ -1,6 +1,9 @@
 //! One sandbox's connection, from hello to the last word.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use axum::extract::ws::{CloseFrame, Message, WebSocket};
 use futures::{SinkExt, StreamExt, stream::SplitSink};
@@ -12,14 +15,16 @@ use towpath_chassis::{Error, Result};
 use towpath_run::report::{Greeting, Report, Reporter, Stop};
 use towpath_schemas::{
     event,
-    guest::{FromGuest, Hello, Phase, SteerEnd, SteerOrder, ToGuest, binary},
+    guest::{FromGuest, Hello, Phase, SteerEnd, SteerOrder, ToGuest, ViewerHeard, binary},
     id::SteerId,
     subject,
+    viewer::Said,
 };
 
 use super::{
     Gateway, Nudge,
     frames::{Frames, Told},
+    order,
     uploads::{self, Uploads},
 };
 
@@ -31,6 +36,8 @@ const SILENCE: Duration = Duration::from_secs(30);
 const OUTBOUND: usize = 64;
 /// Outputs of one connection on their way into the store at a time; beyond it the connection is not read.
 const KEEPING: usize = 4;
+/// Viewers of one terminal whose answers have a way.
+const VIEWERS: usize = 10_000;
 /// Wait before frames that JetStream refused are asked for again.
 const AGAIN: Duration = Duration::from_millis(500);
 
@@ -70,6 +77,7 @@ pub(super) async fn run(gateway: Gateway, mut socket: WebSocket) {
                 refusal: None,
                 stop_sent: false,
                 steered: HashSet::new(),
+                viewers: HashMap::new(),
             };
             if let Err(error) = connection.go(phase, stop, reader, nudges).await {
                 tracing::info!(%run, epoch, error = error.chain(), "a sandbox's connection ended");
@@ -125,6 +133,8 @@ struct Connection {
     stop_sent: bool,
     /// Steers that went out on this connection.
     steered: HashSet<SteerId>,
+    /// Where the answers to viewers of the terminal go.
+    viewers: HashMap<String, async_nats::Subject>,
 }
 
 /// Looks without progress after which stored frames are taken for lost: longer than a chunk may age.
@@ -134,13 +144,8 @@ type Reader = futures::stream::SplitStream<WebSocket>;
 
 impl Connection {
     async fn go(mut self, phase: Phase, stop: Option<Stop>, mut reader: Reader, mut nudges: mpsc::Receiver<Nudge>) -> Result<()> {
-        let mut events = self
-            .gateway
-            .chassis
-            .nats
-            .subscribe(subject::event_run(self.reporter.tenant, self.reporter.run))
-            .await
-            .map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() })?;
+        let mut events = self.listen(subject::event_run(self.reporter.tenant, self.reporter.run)).await?;
+        let mut said = self.listen(subject::terminal(self.reporter.tenant, self.reporter.run)).await?;
         self.tell(&ToGuest::Welcome { sealed: self.sealed }).await?;
         if let Some(stop) = stop {
             self.stop(stop).await?;
@@ -149,6 +154,10 @@ impl Connection {
         if phase == Phase::Fresh {
             let order = self.gateway.start_order(&self.reporter).await?;
             self.tell(&ToGuest::Start(Box::new(order))).await?;
+        }
+        // What was sent on an earlier connection may not have come.
+        if phase != Phase::Fresh {
+            self.send_steers(true).await?;
         }
         self.look_soon();
         let draining = self.gateway.chassis.tasks.stopping();
@@ -171,6 +180,10 @@ impl Connection {
                     Some(message) => self.event(&message.payload).await?,
                     None => return Err(Error::Nats { doing: "listen", detail: "the subscription was closed".to_owned() }),
                 },
+                message = said.next() => match message {
+                    Some(message) => self.viewer(message).await?,
+                    None => return Err(Error::Nats { doing: "listen", detail: "the subscription was closed".to_owned() }),
+                },
                 message = reader.next(), if self.frames.has_room() && self.keeping.len() < KEEPING => {
                     heard = tokio::time::Instant::now();
                     match message {
@@ -180,6 +193,31 @@ impl Connection {
                 }
             }
         }
+    }
+
+    async fn listen(&mut self, subject: String) -> Result<async_nats::Subscriber> {
+        let nats = self.gateway.chassis.nats.clone();
+        nats.subscribe(subject).await.map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() })
+    }
+
+    /// Somebody who sees the terminal says something; the answers go to the subject that they listen at.
+    async fn viewer(&mut self, message: async_nats::Message) -> Result<()> {
+        let (Some(reply), Ok(said)) = (message.reply, serde_json::from_slice::<Said>(&message.payload)) else { return Ok(()) };
+        if self.viewers.len() >= VIEWERS && !self.viewers.contains_key(&said.viewer) {
+            // Those that are still there say so again within seconds.
+            self.viewers.clear();
+        }
+        self.viewers.insert(said.viewer.clone(), reply);
+        self.tell(&ToGuest::Viewer { viewer: said.viewer, says: said.says }).await
+    }
+
+    async fn answer_viewer(&mut self, viewer: &str, heard: &ViewerHeard) -> Result<()> {
+        let Some(subject) = self.viewers.get(viewer) else { return Ok(()) };
+        let body = serde_json::to_vec(heard).map_err(|error| Error::broken(format!("answer: {error}")))?;
+        if let Err(error) = self.gateway.chassis.nats.publish(subject.clone(), body.into()).await {
+            tracing::debug!(%error, "a viewer was not answered");
+        }
+        Ok(())
     }
 
     async fn send(&mut self, message: Message) -> Result<()> {
@@ -281,6 +319,7 @@ impl Connection {
                 self.look_soon();
                 Ok(())
             }
+            FromGuest::Viewer { viewer, heard } => self.answer_viewer(&viewer, &heard).await,
             FromGuest::Hello(_) => Err(Error::broken("a second hello on one connection")),
             FromGuest::Unknown => Ok(()),
         }
@@ -357,7 +396,7 @@ impl Connection {
                 self.stalled_looks = 0;
                 self.ask_again().await
             }
-            Nudge::Steers(steers) => self.send_steers(steers).await,
+            Nudge::Steers => self.send_steers(false).await,
             Nudge::StreamReset => self.ask_again().await,
             Nudge::Standing(standing) => {
                 if standing.fenced {
@@ -400,20 +439,25 @@ impl Connection {
         }
     }
 
-    /// Sends open steers in order, each marked as sent before it goes. The supervisor drops ids that it knows.
-    async fn send_steers(&mut self, open: Vec<SteerOrder>) -> Result<()> {
-        let steers: Vec<SteerOrder> = open.into_iter().filter(|steer| !self.steered.contains(&steer.steer)).collect();
-        if steers.is_empty() {
-            return Ok(());
+    /// Sends open steers in order, each marked as sent before it goes; with `again` those too that were sent before. The supervisor drops ids that it knows.
+    async fn send_steers(&mut self, again: bool) -> Result<()> {
+        let mut after = 0;
+        loop {
+            let open = order::steers(&self.gateway.chassis, &self.reporter, again, after).await?;
+            let Some(last) = open.last() else { return Ok(()) };
+            after = last.ordinal;
+            let steers: Vec<SteerOrder> = open.into_iter().filter(|steer| !self.steered.contains(&steer.steer)).collect();
+            if steers.is_empty() {
+                continue;
+            }
+            let ids = steers.iter().map(|steer| steer.steer).collect();
+            if !self.gateway.reports.tell(&self.reporter, Report::SteersSent(ids)).await? {
+                return Ok(());
+            }
+            for steer in steers {
+                self.steered.insert(steer.steer);
+                self.tell(&ToGuest::Steer(steer)).await?;
+            }
         }
-        let ids = steers.iter().map(|steer| steer.steer).collect();
-        if !self.gateway.reports.tell(&self.reporter, Report::SteersSent(ids)).await? {
-            return Ok(());
-        }
-        for steer in steers {
-            self.steered.insert(steer.steer);
-            self.tell(&ToGuest::Steer(steer)).await?;
-        }
-        Ok(())
     }
 }

@@ -22,16 +22,11 @@ use axum::{
 use tokio::sync::{Notify, mpsc};
 use towpath_chassis::{
     Chassis, Result,
-    group::{Answer, Group},
+    group::{Answer, Group, Lanes},
     streams,
 };
 use towpath_run::report::{self, Reporter, Reports};
-use towpath_schemas::{
-    guest::{StartOrder, SteerOrder},
-    id::RunId,
-    limit::GUEST_MESSAGE_BYTES,
-    subject,
-};
+use towpath_schemas::{guest::StartOrder, id::RunId, limit::GUEST_MESSAGE_BYTES, subject};
 
 use crate::Api;
 
@@ -39,9 +34,10 @@ use crate::Api;
 const LOOK: Duration = Duration::from_secs(5);
 /// Connections that one statement asks about.
 const LOOK_KEYS: usize = 1000;
+/// How long one look may take.
+const LOOK_LIMIT: Duration = Duration::from_secs(10);
 /// Batches of start orders at a time, and orders in each: an order may carry two texts of a MiB.
-const ORDER_LANES: usize = 2;
-const ORDERS: usize = 32;
+const ORDERS: Lanes = Lanes { lanes: 2, most: 32, limit: Duration::from_secs(10) };
 /// How often the OUTPUT stream's identity is looked at.
 const STREAM_LOOK: Duration = Duration::from_secs(2);
 /// Nudges that wait for one connection.
@@ -61,7 +57,7 @@ pub(crate) enum Nudge {
     /// Frames up to here are sealed.
     Sealed(u64),
     /// Steers wait for it.
-    Steers(Vec<SteerOrder>),
+    Steers,
     /// JetStream has forgotten what it held.
     StreamReset,
 }
@@ -87,7 +83,7 @@ struct Due {
 impl Gateway {
     pub fn start(chassis: &Chassis) -> Self {
         let own = chassis.clone();
-        let starts = Group::start(&chassis.tasks, ORDER_LANES, ORDERS, move |reporters: Vec<Reporter>| {
+        let starts = Group::start(&chassis.tasks, ORDERS, move |reporters: Vec<Reporter>| {
             let chassis = own.clone();
             async move { order::starts(&chassis, &reporters).await }
         });
@@ -171,8 +167,10 @@ impl Gateway {
             let everybody = tokio::time::Instant::now() >= round;
             let keys = if everybody { self.keys() } else { due.into_iter().collect() };
             for keys in keys.chunks(LOOK_KEYS) {
-                if let Err(error) = self.look(keys, everybody).await {
-                    tracing::warn!(error = error.chain(), "the connections are looked at again later");
+                match tokio::time::timeout(LOOK_LIMIT, self.look(keys, everybody)).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::warn!(error = error.chain(), "the connections are looked at again later"),
+                    Err(_) => tracing::warn!(limit = ?LOOK_LIMIT, "a look at the connections took too long"),
                 }
             }
             if everybody {
@@ -191,11 +189,10 @@ impl Gateway {
         for standing in report::standings(&self.chassis, keys).await? {
             self.nudge((standing.run, standing.epoch), Nudge::Standing(standing));
         }
-        let steers = order::steers(&self.chassis, keys).await?;
-        for key in keys {
-            if let Some(orders) = steers.get(&key.0) {
-                self.nudge(*key, Nudge::Steers(orders.clone()));
-            }
+        let runs: Vec<RunId> = keys.iter().map(|(run, _)| *run).collect();
+        let waiting = towpath_steer::waiting(&self.chassis.db, &runs).await?;
+        for key in keys.iter().filter(|(run, _)| waiting.contains(run)) {
+            self.nudge(*key, Nudge::Steers);
         }
         Ok(())
     }

@@ -1,6 +1,4 @@
-//! What supervisors are sent: start orders, with everything that is needed to run a command, and steers with their files; read from where it is kept, for many at a time.
-
-use std::collections::HashMap;
+//! What supervisors are sent: start orders, with everything that is needed to run a command, many at a time; steers with their files.
 
 use futures::FutureExt;
 use towpath_chassis::{
@@ -9,12 +7,10 @@ use towpath_chassis::{
 };
 use towpath_run::{report::Reporter, view};
 use towpath_schemas::{
-    agent::Terminal,
+    agent::Mode,
     guest::{StartOrder, SteerOrder},
     id::RunId,
 };
-
-use super::Key;
 
 /// Start orders for these supervisors, in order.
 pub(super) async fn starts(chassis: &Chassis, reporters: &[Reporter]) -> Vec<Answer<StartOrder>> {
@@ -38,18 +34,23 @@ async fn read(chassis: &Chassis, reporters: &[Reporter]) -> Result<Vec<StartOrde
                 .get(&(origin.agent, origin.agent_version))
                 .cloned()
                 .ok_or_else(|| Error::broken(format!("version {} of agent `{}` is not there", origin.agent_version, origin.agent_name)))?;
+            let terminal = definition.terminal_in(origin.mode);
             Ok(StartOrder {
                 run: reporter.run,
                 session: origin.session,
                 epoch: reporter.epoch,
                 agent: origin.agent_name,
-                mode: origin.mode,
+                mode: match origin.mode {
+                    Mode::OneShot => "one_shot",
+                    Mode::Interactive => "interactive",
+                }
+                .to_owned(),
                 command: definition.command,
                 env: definition.env,
                 prompt: origin.prompt,
                 instructions: definition.instructions,
                 files: inputs.remove(&reporter.run).unwrap_or_default().run,
-                terminal: definition.terminal.unwrap_or(Terminal::Pipes),
+                terminal,
                 steering: definition.steering.format,
                 contract: definition.contract,
                 output_bytes: chassis.config.limits.file_bytes,
@@ -60,22 +61,16 @@ async fn read(chassis: &Chassis, reporters: &[Reporter]) -> Result<Vec<StartOrde
         .collect()
 }
 
-/// The open steers that these sandboxes' supervisors may not have yet, in order and with their files.
-pub(super) async fn steers(chassis: &Chassis, keys: &[Key]) -> Result<HashMap<RunId, Vec<SteerOrder>>> {
-    let mut steers: HashMap<RunId, Vec<SteerOrder>> = HashMap::new();
-    for (run, order) in towpath_steer::to_send(&chassis.db, keys).await? {
-        steers.entry(run).or_default().push(order);
-    }
+/// The next open steers of a run that its supervisor may not have yet, in order and with their files.
+pub(super) async fn steers(chassis: &Chassis, reporter: &Reporter, again: bool, after: i64) -> Result<Vec<SteerOrder>> {
+    let mut steers = towpath_steer::to_send(&chassis.db, reporter.run, reporter.epoch, again, after).await?;
     if steers.is_empty() {
         return Ok(steers);
     }
-    let runs: Vec<RunId> = steers.keys().copied().collect();
-    let places: Vec<_> = view::origins(&chassis.db, &runs).await?.into_iter().map(|(run, origin)| (origin.tenant, run)).collect();
-    for (run, inputs) in towpath_file::inputs(&chassis.db, &places).await? {
-        for (steer, file) in inputs.steers {
-            if let Some(order) = steers.get_mut(&run).and_then(|orders| orders.iter_mut().find(|order| order.steer == steer)) {
-                order.files.push(file);
-            }
+    let inputs = towpath_file::inputs(&chassis.db, &[(reporter.tenant, reporter.run)]).await?.remove(&reporter.run).unwrap_or_default();
+    for (steer, file) in inputs.steers {
+        if let Some(order) = steers.iter_mut().find(|order| order.steer == steer) {
+            order.files.push(file);
         }
     }
     Ok(steers)

@@ -2,20 +2,26 @@
 
 use axum::{
     body::Body as HttpBody,
-    extract::State,
+    extract::{State, WebSocketUpgrade},
     http::{HeaderMap, header},
     response::{IntoResponse, Response, Sse, sse::Event, sse::KeepAlive},
 };
 use bytes::Bytes;
+use chrono::{DateTime, Utc};
 use futures::{Stream, StreamExt};
 use serde::Deserialize;
 use tokio_stream::wrappers::ReceiverStream;
-use towpath_chassis::Error;
+use towpath_chassis::{Error, Result};
 use towpath_run::view;
-use towpath_schemas::{ErrorCode, Problem, frame::FrameKind, id::RunId};
+use towpath_schemas::{
+    ErrorCode, Problem,
+    frame::{Frame, FrameKind, GapRecord},
+    id::RunId,
+};
+use towpath_tenant::Scope;
 use towpath_transcript::{
     reader::{self, Cursor, Piece},
-    text::{Format, Renderer},
+    render::{Format, Renderer},
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -24,10 +30,11 @@ use crate::{
     answer::{Answer, Path, Query},
     caller::Runs,
     events,
+    terminal::{self, FROM_VIEWER_BYTES, Viewing},
 };
 
 pub fn routes() -> OpenApiRouter<Api> {
-    OpenApiRouter::new().routes(routes!(transcript)).routes(routes!(event_stream))
+    OpenApiRouter::new().routes(routes!(transcript)).routes(routes!(event_stream)).routes(routes!(watch_terminal))
 }
 
 #[derive(Deserialize)]
@@ -35,42 +42,100 @@ pub fn routes() -> OpenApiRouter<Api> {
 struct Wanted {
     format: Option<String>,
     stream: Option<String>,
+    after: Option<String>,
+    until: Option<String>,
+    since: Option<DateTime<Utc>>,
+    before: Option<DateTime<Utc>>,
 }
 
-/// What was printed so far: `?format=text` (default) or `raw`; `?stream=stdout` or `stderr` for one of them.
+/// What was printed so far. `?format=text` (default, control codes carried out), `raw` (every byte), `cast` (asciicast v3), `ndjson` (a frame a line);
+/// `?stream=stdout`, `stderr` or `terminal` for one of them; a range by sequence number (`?after=<epoch>.<seq>`, `?until=<epoch>.<seq>`, which is the last) or by time
+/// (`?since=`, `?before=`, RFC 3339).
 #[utoipa::path(get, path = "/v1/runs/{id}/transcript", responses((status = 200, content_type = "text/plain"), (status = 404, body = Problem)))]
 async fn transcript(State(api): State<Api>, Runs(caller): Runs, Path(run): Path<RunId>, Query(query): Query<Wanted>) -> Answer<Response> {
     let refuse = |detail: String| Error::refused(ErrorCode::BadRequest, detail);
-    let format = match query.format.as_deref() {
-        None | Some("text") => Format::Text,
-        Some("raw") => Format::Raw,
-        Some(other) => return Err(refuse(format!("format: `{other}` is none of text, raw")).into()),
-    };
+    let format = query.format.as_deref().unwrap_or("text");
+    let format = Format::from_name(format).ok_or_else(|| refuse(format!("format: `{format}` is none of {}", Format::NAMES.join(", "))))?;
     let only = match query.stream.as_deref() {
         None => None,
         Some("stdout") => Some(FrameKind::Stdout),
         Some("stderr") => Some(FrameKind::Stderr),
-        Some(other) => return Err(refuse(format!("stream: `{other}` is none of stdout, stderr")).into()),
+        Some("terminal") => Some(FrameKind::Terminal),
+        Some(other) => return Err(refuse(format!("stream: `{other}` is none of stdout, stderr, terminal")).into()),
+    };
+    let place = |name: &str, text: &str| Cursor::parse(text).ok_or_else(|| refuse(format!("{name}: use <epoch>.<seq>")));
+    let after = query.after.as_deref().map(|text| place("after", text)).transpose()?;
+    let range = Range {
+        until: query.until.as_deref().map(|text| place("until", text)).transpose()?,
+        since_us: query.since.map(|at| at.timestamp_micros()),
+        before_us: query.before.map(|at| at.timestamp_micros()),
     };
     view::state(&api.chassis.db, caller.tenant, run).await?;
-    let pieces = ReceiverStream::new(reader::read(&api.chassis, caller.tenant, run, Cursor::default(), false));
-    let media_type = match format {
-        Format::Text => "text/plain; charset=utf-8",
-        Format::Raw => "application/octet-stream",
+    let from = match (after, query.since) {
+        (Some(after), _) => after,
+        (None, Some(since)) => reader::since(&api.chassis, caller.tenant, run, since).await?,
+        (None, None) => Cursor::default(),
     };
+    let pieces = ReceiverStream::new(reader::read(&api.chassis, caller.tenant, run, from, false));
     let mut renderer = Renderer::new(format, only);
-    let body = pieces.map(move |piece| piece.map(|piece| render(&mut renderer, piece)));
-    Ok(([(header::CONTENT_TYPE, media_type), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")], HttpBody::from_stream(body)).into_response())
+    let body = pieces.map(move |piece| piece.and_then(|piece| render(&mut renderer, format, &range, piece)));
+    Ok(([(header::CONTENT_TYPE, format.media_type()), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")], HttpBody::from_stream(body))
+        .into_response())
 }
 
-fn render(renderer: &mut Renderer, piece: Piece) -> Bytes {
+/// What of the frames was asked for, beside where reading begins.
+struct Range {
+    until: Option<Cursor>,
+    since_us: Option<i64>,
+    before_us: Option<i64>,
+}
+
+impl Range {
+    fn has(&self, frame: &Frame) -> bool {
+        let place = Cursor { epoch: i32::try_from(frame.epoch).unwrap_or(i32::MAX), seq: frame.seq };
+        let at = i64::try_from(frame.wall_us).unwrap_or(i64::MAX);
+        self.until.is_none_or(|until| place <= until)
+            && self.since_us.is_none_or(|since| at >= since)
+            && self.before_us.is_none_or(|before| at < before)
+    }
+}
+
+fn render(renderer: &mut Renderer, format: Format, range: &Range, piece: Piece) -> Result<Bytes> {
     let mut out = Vec::new();
     match piece {
-        Piece::Frames(frames) => frames.iter().for_each(|frame| renderer.frame(frame, &mut out)),
-        Piece::Gap { gap, .. } => renderer.gap(&gap, &mut out),
-        Piece::Tip { .. } => {}
+        Piece::Frames(frames) => frames.iter().filter(|frame| range.has(frame)).for_each(|frame| renderer.frame(frame, &mut out)),
+        Piece::Gap { epoch, gap } => renderer.gap(epoch, &gap, &mut out),
+        // Bytes have no place for a mark: the answer breaks off instead of being silently short.
+        Piece::Damaged { reason, .. } if format == Format::Raw => return Err(Error::broken(reason)),
+        Piece::Damaged { epoch, reason, .. } => renderer.gap(epoch, &GapRecord { reason, bytes: None }, &mut out),
+        Piece::Tip { .. } => renderer.finish(&mut out),
     }
-    out.into()
+    Ok(out.into())
+}
+
+/// A run's terminal as a WebSocket (schemas/src/viewer.rs): what it prints, and for whoever started the run what is typed. `?after=<epoch>.<seq>` goes on after
+/// that frame; otherwise it begins with the last recorded screen.
+#[utoipa::path(get, path = "/v1/runs/{id}/terminal", responses((status = 101), (status = 404, body = Problem)))]
+async fn watch_terminal(
+    State(api): State<Api>,
+    Runs(caller): Runs,
+    Path(run): Path<RunId>,
+    Query(query): Query<After>,
+    upgrade: WebSocketUpgrade,
+) -> Answer<Response> {
+    let (state, _) = view::state(&api.chassis.db, caller.tenant, run).await?;
+    let after = match query.after {
+        Some(text) => Cursor::parse(&text)
+            .ok_or_else(|| Error::refused(ErrorCode::BadRequest, "after: use <epoch>.<seq> of the last frame that you have"))?,
+        None => reader::last_screen(&api.chassis, caller.tenant, run).await?,
+    };
+    let started_it = view::origins(&api.chassis.db, &[run]).await?.get(&run).is_some_and(|origin| origin.principal == caller.principal);
+    let may_type = started_it && caller.scopes.contains(&Scope::Terminal);
+    let viewing = Viewing { tenant: caller.tenant, run, state, after, may_type };
+    Ok(upgrade
+        .max_message_size(FROM_VIEWER_BYTES)
+        .max_frame_size(FROM_VIEWER_BYTES)
+        .on_upgrade(move |socket| terminal::view(api.chassis, socket, viewing)))
 }
 
 #[derive(Deserialize)]
@@ -86,7 +151,7 @@ async fn event_stream(
     Path(run): Path<RunId>,
     Query(query): Query<After>,
     headers: HeaderMap,
-) -> Answer<Sse<impl Stream<Item = Result<Event, std::convert::Infallible>>>> {
+) -> Answer<Sse<impl Stream<Item = std::result::Result<Event, std::convert::Infallible>>>> {
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()).map(str::to_owned).or(query.after);
     let from = last.as_deref().map(|text| events::Place::parse(run, text)).transpose()?.unwrap_or_default();
     view::state(&api.chassis.db, caller.tenant, run).await?;

@@ -71,6 +71,7 @@ impl World {
                         }
                     }
                     Piece::Gap { epoch, gap } => text.push_str(&format!("frame gap {epoch} {}\n", gap.reason)),
+                    Piece::Damaged { epoch, reason, .. } => text.push_str(&format!("frame damaged {epoch} {reason}\n")),
                     Piece::Tip { closed } => text.push_str(&format!("frame tip {closed}\n")),
                 }
             }

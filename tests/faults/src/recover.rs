@@ -73,15 +73,17 @@ impl World {
         Ok(busy)
     }
 
-    /// Gives the handlers every message that could be on its way for this run, whether or not anything called for it.
+    /// Gives the handlers every message that could be on its way for this run, whether or not anything called for it. A run that waits is not admitted by this: that
+    /// would be true, and another story.
     pub async fn every_message(&self, life: &Life) -> Result<()> {
         let deliveries: Vec<(sqlx::types::Uuid, sqlx::types::Uuid)> =
             sqlx::query_as("select tenant_id, id from delivery").fetch_all(self.db()).await?;
         let deliveries =
             deliveries.into_iter().map(|(tenant, delivery)| Command::Deliver { tenant: tenant.into(), delivery: delivery.into() });
         let stray = Command::Deliver { tenant: life.tenant, delivery: DeliveryId::mint() };
-        let admit = Command::Admit { pool: life::POOL.to_owned() };
-        let messages = [life.sealed(), life.observed(), life.seal(), life.host(), admit, stray].into_iter().chain(deliveries);
+        let waits: bool = sqlx::query_scalar("select exists (select 1 from run where state = 'queued')").fetch_one(self.db()).await?;
+        let admit = (!waits).then(|| Command::Admit { pool: life::POOL.to_owned() });
+        let messages = [life.sealed(), life.observed(), life.seal(), life.host(), stray].into_iter().chain(admit).chain(deliveries);
         for command in messages {
             self.handle(&self.second, command).await?;
         }

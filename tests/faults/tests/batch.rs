@@ -61,8 +61,7 @@ async fn hellos_of_one_batch_are_each_answered_for_themselves() -> Result<()> {
     batch.push(never);
     let greetings = report::hellos(chassis, &batch).await;
     let welcome: Vec<bool> = greetings.iter().map(|greeting| matches!(greeting, Ok(Greeting::Welcome { .. }))).collect();
-    let expected: Vec<bool> =
-        std::iter::once(false).chain(std::iter::repeat_n(true, MANY)).chain([false, true, false]).collect();
+    let expected: Vec<bool> = std::iter::once(false).chain(std::iter::repeat_n(true, MANY)).chain([false, true, false]).collect();
     ensure!(welcome == expected, "{greetings:?}");
     for life in &lives {
         ensure!(state(&world, life).await? == "running", "{} is {}", life.run, state(&world, life).await?);
@@ -127,8 +126,10 @@ async fn reports_of_one_batch_do_what_each_would_do_alone() -> Result<()> {
         ensure!(run.state.to_string() == "finishing" && run.result.as_ref().is_some_and(|result| result.text == "first"), "{run:?}");
         let kept = towpath_steer::by_id(world.db(), life.tenant, *steer).await?.context("the steer")?;
         ensure!(kept.state == SteerState::Read, "{kept:?}");
-        let history: Vec<i64> =
-            sqlx::query_scalar("select revision from run_history where run_id = $1 order by revision").bind(life.run.uuid()).fetch_all(world.db()).await?;
+        let history: Vec<i64> = sqlx::query_scalar("select revision from run_history where run_id = $1 order by revision")
+            .bind(life.run.uuid())
+            .fetch_all(world.db())
+            .await?;
         let whole: Vec<i64> = (1..=history.len() as i64).collect();
         ensure!(history == whole && run.revision == history.len() as i64, "revisions {history:?}, the run is at {}", run.revision);
     }
@@ -144,11 +145,8 @@ async fn a_report_that_the_database_refuses_spoils_no_other_one() -> Result<()> 
         world.greet(life).await?;
     }
     sqlx::query("alter table run_result add constraint no_poison check (text <> 'poison')").execute(world.db()).await?;
-    let batch: Vec<(Reporter, Report)> = lives
-        .iter()
-        .enumerate()
-        .map(|(place, life)| (life.reporter(), life::result(if place == 5 { "poison" } else { "done" })))
-        .collect();
+    let batch: Vec<(Reporter, Report)> =
+        lives.iter().enumerate().map(|(place, life)| (life.reporter(), life::result(if place == 5 { "poison" } else { "done" }))).collect();
     let answers = report::reports(chassis, &batch).await;
     for (place, answer) in answers.iter().enumerate() {
         match answer {

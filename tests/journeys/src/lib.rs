@@ -2,6 +2,7 @@
 
 mod process;
 mod receiver;
+pub mod terminal;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,6 +20,7 @@ use sha2::{Digest, Sha256};
 use sqlx::{PgPool, Row};
 use stage::{NatsLease, S3Access, wait_for};
 use tempfile::TempDir;
+pub use terminal::{AtTerminal, Viewer};
 
 /// How long anything may take that is expected to happen.
 pub const SOON: Duration = Duration::from_secs(60);
@@ -283,6 +285,17 @@ impl World {
         let answer = self.client.get(format!("{}/v1/runs/{run}/transcript?{query}", self.url)).bearer_auth(&self.token).send().await?;
         ensure!(answer.status().is_success(), "transcript: {}", answer.status());
         Ok(answer.bytes().await?.to_vec())
+    }
+
+    /// The same once the run has ended.
+    pub async fn transcript_when_ended(&self, run: &str, query: &str) -> Result<Vec<u8>> {
+        self.ended(run).await?;
+        self.transcript(run, query).await
+    }
+
+    /// The object store, to break what is in it.
+    pub async fn store(&self) -> Result<towpath_chassis::store::Store> {
+        Ok(towpath_chassis::store::Store::connect(&towpath_chassis::Config::from_map(&self.env)?).await?)
     }
 
     pub async fn steer(&self, run: &str, message: &str) -> Result<(StatusCode, Value)> {

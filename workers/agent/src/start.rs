@@ -1,10 +1,10 @@
 //! `POST /v1/runs`: checks the request, then the group commit of accepts.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use towpath_chassis::{
     Chassis, Error, Result, Work,
-    group::Group,
+    group::{Group, Lanes},
     idempotency::{self, Claim, Claimed, Key},
 };
 use towpath_run::{
@@ -13,7 +13,7 @@ use towpath_run::{
 };
 use towpath_schemas::{
     ErrorCode, Problem,
-    agent::{Backend, Mode},
+    agent::{AgentDefinition, Backend, Mode},
     body::{NewRun, Target},
     id::{FileId, PrincipalId, RunId, SessionId, TenantId},
     limit::{FILES_PER_RUN, LABEL_BYTES, LABELS_PER_RUN, PROMPT_BYTES, TARGETS_PER_RUN},
@@ -21,9 +21,8 @@ use towpath_schemas::{
 
 use crate::table::{self, Startable};
 
-/// Transactions at a time and accepts in each.
-const LANES: usize = 3;
-const MOST: usize = 256;
+/// Transactions at a time and accepts in each; each try of a batch has a limit of its own.
+const LANES: Lanes = Lanes { lanes: 3, most: 256, limit: Duration::from_secs(30) };
 /// Route name of runs for idempotency keys.
 const ROUTE: &str = "run";
 /// Times that a batch without an answer is tried again under the same ids.
@@ -63,9 +62,6 @@ impl Start {
         traceparent: Option<String>,
     ) -> Result<Self> {
         let refuse = |code, detail: String| Err(Error::refused(code, detail));
-        if request.prompt.is_empty() {
-            return refuse(ErrorCode::Unprocessable, "prompt: it is empty".to_owned());
-        }
         if request.prompt.len() > PROMPT_BYTES {
             return refuse(
                 ErrorCode::PromptTooLong,
@@ -91,9 +87,6 @@ impl Start {
         if request.deliver.len() > TARGETS_PER_RUN {
             return refuse(ErrorCode::TooMany, format!("deliver: {}, at most {TARGETS_PER_RUN} are possible", request.deliver.len()));
         }
-        if request.mode == Some(Mode::Interactive) {
-            return refuse(ErrorCode::Unprocessable, "mode: this release runs `one_shot` only".to_owned());
-        }
         if !(-100..=100).contains(&request.priority.unwrap_or(0)) {
             return refuse(ErrorCode::Unprocessable, "priority: from -100 to 100".to_owned());
         }
@@ -109,6 +102,10 @@ impl Start {
         Ok(Self { tenant, principal, request, key, traceparent, run, session, secrets })
     }
 
+    fn mode(&self, definition: &AgentDefinition) -> Mode {
+        self.request.mode.unwrap_or(definition.mode)
+    }
+
     fn accept(&self, agent: &Startable) -> Result<Accept> {
         let definition = &agent.definition;
         let json = |value: serde_json::Result<serde_json::Value>| value.map_err(|error| Error::broken(format!("run: {error}")));
@@ -120,7 +117,10 @@ impl Start {
             agent_name: agent.name.clone(),
             agent_version: agent.version,
             principal: self.principal,
-            mode: "one_shot",
+            mode: match self.mode(definition) {
+                Mode::OneShot => "one_shot",
+                Mode::Interactive => "interactive",
+            },
             backend: match definition.sandbox.backend {
                 Backend::Process => "process",
                 Backend::Container => "container",
@@ -166,7 +166,7 @@ pub struct Starts(Group<Start, Answer>);
 impl Starts {
     pub fn new(chassis: &Chassis) -> Self {
         let own = chassis.clone();
-        Self(Group::start(&chassis.tasks, LANES, MOST, move |batch| {
+        Self(Group::start(&chassis.tasks, LANES, move |batch| {
             let chassis = own.clone();
             async move { start_all(&chassis, batch).await }
         }))
@@ -315,6 +315,9 @@ fn find<'a>(
     let agent = agents.iter().find(|agent| agent.tenant == start.tenant && agent.name == start.request.agent).ok_or_else(unknown)?;
     if agent.paused {
         return Err(Problem::new(ErrorCode::AgentPaused, format!("agent `{}` is paused", agent.name)));
+    }
+    if start.request.prompt.is_empty() && start.mode(&agent.definition) == Mode::OneShot {
+        return Err(Problem::new(ErrorCode::Unprocessable, "prompt: it is empty; only an interactive run can do without"));
     }
     let Some(wanted) = start.request.session else { return Ok(agent) };
     match sessions.iter().find(|(session, tenant, _)| *session == wanted && *tenant == start.tenant) {

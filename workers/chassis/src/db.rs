@@ -18,7 +18,7 @@ pub static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../schemas/m
 
 /// Statements and idle transactions are bounded on the server too, so that nothing of a process that hangs holds locks for long.
 const SESSION: &str =
-    "set statement_timeout = '20s'; set idle_in_transaction_session_timeout = '20s'; set lock_timeout = '10s'; set timezone = 'UTC'";
+    "set statement_timeout = '20s'; set idle_in_transaction_session_timeout = '20s'; set lock_timeout = '2s'; set timezone = 'UTC'";
 
 pub fn options(config: &Config) -> Result<PgConnectOptions> {
     let options = PgConnectOptions::from_str(&config.database_url.0)

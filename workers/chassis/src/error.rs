@@ -51,6 +51,16 @@ impl Error {
         }
     }
 
+    /// Somebody else had a row for too long, or two waited for each other: a smaller batch may well succeed.
+    pub fn is_contention(&self) -> bool {
+        match self {
+            Error::Database(error) => {
+                error.as_database_error().and_then(|refusal| refusal.code()).is_some_and(|code| code.starts_with("40") || code == "55P03")
+            }
+            _ => false,
+        }
+    }
+
     /// The problem document for the asker. Particulars of our own insides stay in the log.
     pub fn problem(&self) -> Problem {
         match self {

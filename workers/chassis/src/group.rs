@@ -1,9 +1,9 @@
 //! Group commit: callers hand in one item each, what arrived together shares a transaction. No item waits for others to come: a batch is what queued
 //! up while the lanes were busy.
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
-use futures::future::BoxFuture;
+use futures::{FutureExt, future::BoxFuture};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use towpath_schemas::{ErrorCode, Problem};
 
@@ -15,7 +15,8 @@ const QUEUE: usize = 4096;
 /// What became of one item of a batch; a problem can be told to many.
 pub type Answer<T> = std::result::Result<T, Problem>;
 
-/// Answers a batch by `once`, in order. Passing trouble is the answer of all; any other error halves the batch until the item that it is about stands alone.
+/// Answers a batch by `once`, in order. Trouble of a server is the answer of all; any other error, and contention over a row, halves the batch until the item that
+/// it is about stands alone.
 pub async fn halving<'a, T, R, F>(batch: &'a [T], once: F) -> Vec<Answer<R>>
 where
     F: Fn(&'a [T]) -> BoxFuture<'a, Result<Vec<R>>>,
@@ -23,13 +24,14 @@ where
     let mut answers = Vec::with_capacity(batch.len());
     let mut left = vec![batch];
     while let Some(part) = left.pop() {
-        match once(part).await {
+        let once = AssertUnwindSafe(once(part)).catch_unwind().await.unwrap_or_else(|_| Err(Error::broken("a batch panicked")));
+        match once {
             Ok(some) if some.len() == part.len() => answers.extend(some.into_iter().map(Ok)),
             Ok(some) => {
                 let error = Error::broken(format!("{} answers for {} items", some.len(), part.len()));
                 answers.extend(part.iter().map(|_| Err(error.problem())));
             }
-            Err(error) if part.len() <= 1 || error.is_passing() => {
+            Err(error) if part.len() <= 1 || (error.is_passing() && !error.is_contention()) => {
                 tracing::warn!(error = error.chain(), items = part.len(), "a batch was not done");
                 answers.extend(part.iter().map(|_| Err(error.problem())));
             }
@@ -41,6 +43,14 @@ where
         }
     }
     answers
+}
+
+/// How many batches a group works on at a time, how many items each has at most, and how long one may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Lanes {
+    pub lanes: usize,
+    pub most: usize,
+    pub limit: Duration,
 }
 
 /// Hands items to batches and their answers back.
@@ -56,8 +66,9 @@ impl<T, R> Clone for Group<T, R> {
 }
 
 impl<T: Send + 'static, R: Send + 'static> Group<T, R> {
-    /// `run` answers each item of a batch, in order. At most `lanes` batches of at most `most` items run at a time.
-    pub fn start<F, Fut>(tasks: &Tasks, lanes: usize, most: usize, run: F) -> Self
+    /// `run` answers each item of a batch, in order. At most `lanes` batches of at most `most` items run at a time, none longer than `limit`: a connection that went
+    /// away without a word must not keep a lane. The group lives as long as somebody can submit to it, so that what drains can still hand in what it holds.
+    pub fn start<F, Fut>(tasks: &Tasks, Lanes { lanes, most, limit }: Lanes, run: F) -> Self
     where
         F: Fn(Vec<T>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Vec<R>> + Send + 'static,
@@ -66,16 +77,11 @@ impl<T: Send + 'static, R: Send + 'static> Group<T, R> {
         let lanes = Arc::new(Semaphore::new(lanes));
         let run = Arc::new(run);
         let spawner = tasks.clone();
-        let stop = tasks.stopping();
-        tasks.spawn(async move {
+        tasks.spawn_unwaited(async move {
             let mut batch = Vec::with_capacity(most);
             loop {
                 let Ok(permit) = lanes.clone().acquire_owned().await else { return };
-                let received = tokio::select! {
-                    received = receiver.recv_many(&mut batch, most) => received,
-                    () = stop.cancelled() => receiver.try_recv().map(|item| { batch.push(item); 1 }).unwrap_or(0),
-                };
-                if received == 0 {
+                if receiver.recv_many(&mut batch, most).await == 0 {
                     return;
                 }
                 let mut whose = kill::Whose::default();
@@ -88,7 +94,12 @@ impl<T: Send + 'static, R: Send + 'static> Group<T, R> {
                     .unzip();
                 let run = run.clone();
                 spawner.spawn(kill::on_behalf(whose, async move {
-                    for (answer, result) in answers.into_iter().zip(run(items).await) {
+                    let Ok(results) = tokio::time::timeout(limit, run(items)).await else {
+                        // Whoever waits is told that nobody knows.
+                        tracing::warn!(?limit, items = answers.len(), "a batch took too long");
+                        return;
+                    };
+                    for (answer, result) in answers.into_iter().zip(results) {
                         // A caller that has gone away does not want its answer.
                         let _ = answer.send(result);
                     }
@@ -111,9 +122,9 @@ impl<T: Send + 'static, R: Send + 'static> Group<T, R> {
 
 #[cfg(test)]
 mod tests {
-    use futures::FutureExt;
-
     use super::*;
+
+    const ONE_LANE: Lanes = Lanes { lanes: 1, most: 8, limit: Duration::from_secs(5) };
 
     fn odd(part: &[u32]) -> BoxFuture<'_, Result<Vec<u32>>> {
         async move {
@@ -154,7 +165,7 @@ mod tests {
         let sizes = Arc::new(std::sync::Mutex::new(Vec::new()));
         let (seen, gate) = (sizes.clone(), Arc::new(Semaphore::new(0)));
         let opened = gate.clone();
-        let group = Group::start(&tasks, 1, 8, move |batch: Vec<u32>| {
+        let group = Group::start(&tasks, ONE_LANE, move |batch: Vec<u32>| {
             seen.lock().expect("sizes").push(batch.len());
             let gate = opened.clone();
             async move {
@@ -170,10 +181,45 @@ mod tests {
         assert!(sizes.lock().expect("sizes").iter().all(|size| *size <= 8));
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_batch_that_hangs_gives_its_lane_back_and_nobody_says_what_became_of_it() {
+        let tasks = Tasks::default();
+        let group = Group::start(&tasks, ONE_LANE, |batch: Vec<u32>| async move {
+            if batch.contains(&13) {
+                std::future::pending::<()>().await;
+            }
+            batch
+        });
+        let hung = group.submit(13).await.expect_err("nobody knows");
+        assert_eq!(hung.problem().code, ErrorCode::OutcomeUnknown.code());
+        assert_eq!(group.submit(2).await.expect("answer"), 2);
+    }
+
+    #[tokio::test]
+    async fn what_drains_can_still_hand_in_what_it_holds() {
+        let tasks = Tasks::default();
+        let group = Group::start(&tasks, ONE_LANE, |batch: Vec<u32>| async move { batch });
+        assert!(tasks.drain(Duration::from_secs(1)).await, "a group is nothing to wait for");
+        assert_eq!(group.submit(1).await.expect("answer"), 1);
+    }
+
+    #[tokio::test]
+    async fn an_item_that_panics_stands_alone() {
+        let answers = halving(&[1, 2, 3, 4], |part| {
+            async move {
+                assert!(!part.contains(&3), "three");
+                Ok(part.to_vec())
+            }
+            .boxed()
+        })
+        .await;
+        assert_eq!(answers.iter().map(Answer::is_ok).collect::<Vec<_>>(), [true, true, false, true]);
+    }
+
     #[tokio::test]
     async fn a_batch_dies_with_whoever_asked_for_it() {
         let tasks = Tasks::default();
-        let group = Group::start(&tasks, 1, 8, |batch: Vec<u32>| async move {
+        let group = Group::start(&tasks, ONE_LANE, |batch: Vec<u32>| async move {
             kill::point("in the batch").await;
             batch
         });

@@ -43,7 +43,9 @@ pub async fn release_all(work: &mut Work, leases: &[(String, Uuid)]) -> Result<(
     }
     let (names, owners): (Vec<String>, Vec<Uuid>) = leases.iter().cloned().unzip();
     sqlx::query!(
-        "delete from lease using unnest($1::text[], $2::uuid[]) as done (name, owner) where lease.name = done.name and lease.owner = done.owner",
+        "delete from lease where name in (
+             select lease.name from lease join unnest($1::text[], $2::uuid[]) as done (name, owner) on lease.name = done.name and lease.owner = done.owner
+             order by lease.name for update of lease)",
         &names,
         &owners
     )

@@ -25,6 +25,15 @@ impl Tasks {
         self.tracker.spawn(kill::inherit(future));
     }
 
+    /// Spawns what a drain does not wait for, because it ends by itself once nobody needs it.
+    #[allow(clippy::disallowed_methods, reason = "the other place that spawns")]
+    pub fn spawn_unwaited<F>(&self, future: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        tokio::spawn(future);
+    }
+
     /// Spawns a loop that has to run as long as the process does: one that breaks down is begun anew (field case F17).
     pub fn keep<F, Fut>(&self, name: &'static str, begin: F)
     where

@@ -32,13 +32,16 @@ pub async fn objects_begin(db: &PgPool, objects: &[(TenantId, String)]) -> Resul
 
 /// Makes an object live in the transaction that refers to it. Refused when the sweep has begun to delete it.
 pub async fn object_live(work: &mut Work, key: &str, size: u64) -> Result<()> {
-    objects_live(work, &[(key.to_owned(), size)]).await
+    if objects_live(work, &[(key.to_owned(), size)]).await? {
+        return Ok(());
+    }
+    Err(Error::refused(ErrorCode::Unavailable, "the upload took too long; send it again"))
 }
 
-/// The same for many; one that is refused refuses all.
-pub async fn objects_live(work: &mut Work, objects: &[(String, u64)]) -> Result<()> {
+/// The same for many; false when the sweep has begun to delete one of them, and nothing may be committed.
+pub async fn objects_live(work: &mut Work, objects: &[(String, u64)]) -> Result<bool> {
     if objects.is_empty() {
-        return Ok(());
+        return Ok(true);
     }
     let (keys, sizes): (Vec<String>, Vec<i64>) = objects.iter().map(|(key, size)| (key.clone(), *size as i64)).unzip();
     let done = sqlx::query!(
@@ -48,10 +51,7 @@ pub async fn objects_live(work: &mut Work, objects: &[(String, u64)]) -> Result<
     )
     .execute(work.db())
     .await?;
-    if done.rows_affected() != objects.len() as u64 {
-        return Err(Error::refused(ErrorCode::Unavailable, "the upload took too long; send it again"));
-    }
-    Ok(())
+    Ok(done.rows_affected() == objects.len() as u64)
 }
 
 /// Stale writes, moved to `deleting` under their locks.

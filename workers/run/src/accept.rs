@@ -92,7 +92,7 @@ fn shown(accept: &Accept, created_at: DateTime<Utc>) -> Accepted {
         agent: row.agent_name.clone(),
         agent_version: row.agent_version,
         principal: row.principal,
-        mode: Mode::OneShot,
+        mode: if row.mode == "interactive" { Mode::Interactive } else { Mode::OneShot },
         state: RunState::Queued,
         wanted: None,
         reason: None,

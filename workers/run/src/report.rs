@@ -3,9 +3,11 @@
 mod hello;
 mod take;
 
+use std::time::Duration;
+
 use towpath_chassis::{
     Chassis, Result,
-    group::{Answer, Group},
+    group::{Answer, Group, Lanes},
 };
 use towpath_schemas::{
     guest::{Exit, Hello, SteerEnd},
@@ -17,8 +19,9 @@ pub(crate) use take::note_steers;
 pub use take::reports;
 
 /// Transactions at a time, of hellos and of reports each, and members of one.
-const LANES: usize = 2;
-const MOST: usize = 256;
+const LANES: Lanes = Lanes { lanes: 2, most: 256, limit: Duration::from_secs(20) };
+/// A result may have a MiB, so fewer of them come together.
+const RESULTS: Lanes = Lanes { most: 16, ..LANES };
 
 /// Who reports: a supervisor process that was bound to its epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,20 +75,24 @@ pub enum Report {
 pub struct Reports {
     hellos: Group<Hello, Answer<Greeting>>,
     reports: Group<(Reporter, Report), Answer<bool>>,
+    results: Group<(Reporter, Report), Answer<bool>>,
 }
 
 impl Reports {
     pub fn start(chassis: &Chassis) -> Self {
-        let (own, other) = (chassis.clone(), chassis.clone());
-        let hellos = Group::start(&chassis.tasks, LANES, MOST, move |batch: Vec<Hello>| {
+        let own = chassis.clone();
+        let hellos = Group::start(&chassis.tasks, LANES, move |batch: Vec<Hello>| {
             let chassis = own.clone();
             async move { hellos(&chassis, &batch).await }
         });
-        let reports = Group::start(&chassis.tasks, LANES, MOST, move |batch: Vec<(Reporter, Report)>| {
-            let chassis = other.clone();
-            async move { reports(&chassis, &batch).await }
-        });
-        Self { hellos, reports }
+        let taking = |lanes| {
+            let own = chassis.clone();
+            Group::start(&chassis.tasks, lanes, move |batch: Vec<(Reporter, Report)>| {
+                let chassis = own.clone();
+                async move { reports(&chassis, &batch).await }
+            })
+        };
+        Self { hellos, reports: taking(LANES), results: taking(RESULTS) }
     }
 
     /// Binds a supervisor to its epoch, or finds that it is bound, or fences it. The start order may go out only after this has returned.
@@ -95,7 +102,8 @@ impl Reports {
 
     /// Returns once the report is committed. False when the reporter's word does not count (any more); steers may then not be sent.
     pub async fn tell(&self, reporter: &Reporter, report: Report) -> Result<bool> {
-        Ok(self.reports.submit((reporter.clone(), report)).await??)
+        let group = if matches!(report, Report::Result { .. }) { &self.results } else { &self.reports };
+        Ok(group.submit((reporter.clone(), report)).await??)
     }
 }
 

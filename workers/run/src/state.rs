@@ -94,6 +94,9 @@ pub enum On {
     },
 }
 
+/// The reason that a supervisor gives when it ended a command because nothing moved.
+const IDLE: &str = "idle";
+
 impl On {
     /// The word in the history.
     pub fn word(&self) -> &'static str {
@@ -367,6 +370,9 @@ impl Machine {
             return self.explain(Some("sandbox_lost"), Some("its sandbox was lost before the command's end was known"));
         };
         let (state, reason, message) = match exited {
+            Exited { reason: Some(reason), .. } if reason == IDLE => {
+                (RunState::TimedOut, Some(reason), Some("nothing was printed or typed for as long as its agent allows".to_owned()))
+            }
             Exited { reason: Some(reason), message, .. } => (RunState::Failed, Some(reason), message),
             Exited { exit: Exit { code: Some(0), .. }, .. } => (RunState::Succeeded, None, None),
             Exited { exit: Exit { oom: Some(true), .. }, .. } => {

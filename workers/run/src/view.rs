@@ -47,14 +47,13 @@ fn run_of(row: &sqlx::postgres::PgRow) -> Result<Run> {
     let exited: bool = row.try_get("exited")?;
     let (open, gaps): (i64, i64) = (row.try_get("transcript_open")?, row.try_get("transcript_gaps")?);
     let labels: sqlx::types::Json<BTreeMap<String, String>> = row.try_get("labels")?;
-    let mode: &str = row.try_get("mode")?;
     Ok(Run {
         id: row.try_get::<Uuid, _>("id")?.into(),
         session: row.try_get::<Uuid, _>("session_id")?.into(),
         agent: row.try_get("agent_name")?,
         agent_version: row.try_get("agent_version")?,
         principal: row.try_get::<Uuid, _>("principal_id")?.into(),
-        mode: if mode == "interactive" { Mode::Interactive } else { Mode::OneShot },
+        mode: mode(row.try_get("mode")?),
         state,
         wanted: wanted.map(word).transpose()?,
         reason: row.try_get("reason")?,
@@ -89,6 +88,10 @@ fn run_of(row: &sqlx::postgres::PgRow) -> Result<Run> {
         ended_at: row.try_get("ended_at")?,
         deliveries: row.try_get("targets")?,
     })
+}
+
+fn mode(word: &str) -> Mode {
+    if word == "interactive" { Mode::Interactive } else { Mode::OneShot }
 }
 
 fn word(text: &str) -> Result<RunState> {
@@ -239,7 +242,7 @@ pub struct Origin {
     pub agent_name: String,
     pub agent_version: i32,
     pub prompt: String,
-    pub mode: String,
+    pub mode: Mode,
     pub grace_s: i32,
 }
 
@@ -263,7 +266,7 @@ pub async fn origins(db: &PgPool, runs: &[RunId]) -> Result<HashMap<RunId, Origi
                 agent_name: row.agent_name,
                 agent_version: row.agent_version,
                 prompt: row.prompt,
-                mode: row.mode,
+                mode: mode(&row.mode),
                 grace_s: row.grace_s,
             };
             (row.id.into(), origin)

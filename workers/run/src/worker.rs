@@ -50,8 +50,9 @@ async fn facts(chassis: Chassis, batch: Vec<Command>) -> Result<Vec<Outcome>> {
 /// Applies facts about sandboxes and records, read from their own rows.
 pub(crate) async fn take_facts(chassis: &Chassis, observed: &[(RunId, i32)], sealed: &[(RunId, i32)]) -> Result<()> {
     let mut work = chassis.begin().await?;
+    let sealed = if sealed.is_empty() { Vec::new() } else { towpath_transcript::closed(&mut work, sealed).await? };
     let mut happenings: Vec<Happening> =
-        sealed.iter().map(|(run, epoch)| Happening::new(*run, On::Sealed { epoch: *epoch }, "transcript")).collect();
+        sealed.into_iter().map(|(run, epoch)| Happening::new(run, On::Sealed { epoch }, "transcript")).collect();
     for fact in towpath_sandbox::facts(&mut work, observed).await? {
         let on = match fact.refusal {
             Some((reason, message)) => On::Refused { epoch: fact.epoch, reason, message },

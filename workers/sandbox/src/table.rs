@@ -58,8 +58,11 @@ pub async fn ask(work: &mut Work, asked: &[Asked]) -> Result<()> {
 pub async fn unwant(work: &mut Work, sandboxes: &[(RunId, i32)]) -> Result<()> {
     let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
     let rows = sqlx::query!(
-        "update sandbox set unwanted = true from unnest($1::uuid[], $2::int[]) as old (run, epoch)
-         where run_id = old.run and sandbox.epoch = old.epoch and state <> 'gone' returning run_id, host",
+        "with old as (
+             select run_id, sandbox.epoch from sandbox join unnest($1::uuid[], $2::int[]) as old (run, epoch) on run_id = old.run and sandbox.epoch = old.epoch
+             order by run_id, sandbox.epoch for update of sandbox)
+         update sandbox set unwanted = true from old
+         where sandbox.run_id = old.run_id and sandbox.epoch = old.epoch and state <> 'gone' returning sandbox.run_id, host",
         &runs,
         &epochs
     )
@@ -90,11 +93,15 @@ pub async fn bind(work: &mut Work, bindings: &[Binding]) -> Result<HashSet<(RunI
     let identities = bindings.iter().map(|binding| serde_json::to_value(&binding.identity)).collect::<Result<Vec<_>, _>>();
     let identities = identities.map_err(|error| Error::broken(format!("identity: {error}")))?;
     let bound = sqlx::query!(
-        "update sandbox set state = 'bound', incarnation = new.incarnation, key_sha256 = new.key_sha256, identity = new.identity, last_heard_at = now()
-         from unnest($1::uuid[], $2::int[], $3::text[], $4::bytea[], $5::jsonb[]) as new (run, epoch, incarnation, key_sha256, identity)
-         where run_id = new.run and sandbox.epoch = new.epoch and not unwanted
+        "with new as (select * from unnest($1::uuid[], $2::int[], $3::text[], $4::bytea[], $5::jsonb[]) as new (run, epoch, incarnation, key_sha256, identity)),
+         locked as (
+             select run_id, sandbox.epoch from sandbox join (select distinct run, epoch from new) as new on run_id = new.run and sandbox.epoch = new.epoch
+             order by run_id, sandbox.epoch for update of sandbox)
+         update sandbox set state = 'bound', incarnation = new.incarnation, key_sha256 = new.key_sha256, identity = new.identity, last_heard_at = now()
+         from new join locked on locked.run_id = new.run and locked.epoch = new.epoch
+         where sandbox.run_id = new.run and sandbox.epoch = new.epoch and not unwanted
              and (state = 'asked' or (state = 'bound' and sandbox.incarnation = new.incarnation and sandbox.key_sha256 = new.key_sha256))
-         returning run_id, sandbox.epoch",
+         returning sandbox.run_id, sandbox.epoch",
         &runs,
         &epochs,
         &incarnations,
@@ -143,7 +150,10 @@ pub async fn credentials(db: &PgPool, sandboxes: &[(RunId, i32)]) -> Result<Hash
 pub async fn heard(db: &PgPool, sandboxes: &[(RunId, i32)]) -> Result<()> {
     let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
     sqlx::query!(
-        "update sandbox set last_heard_at = now() from unnest($1::uuid[], $2::int[]) as live (run, epoch) where run_id = live.run and sandbox.epoch = live.epoch",
+        // One that somebody works on now is heard at the next look.
+        "update sandbox set last_heard_at = now() where (run_id, epoch) in (
+             select run_id, sandbox.epoch from sandbox join unnest($1::uuid[], $2::int[]) as live (run, epoch) on run_id = live.run and sandbox.epoch = live.epoch
+             for update of sandbox skip locked)",
         &runs,
         &epochs
     )
@@ -222,8 +232,10 @@ pub(crate) async fn gone(work: &mut Work, row: &Row) -> Result<()> {
 pub(crate) async fn present(db: &PgPool, rows: &[(RunId, i32)]) -> Result<()> {
     let (runs, epochs): (Vec<Uuid>, Vec<i32>) = rows.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
     sqlx::query!(
-        "update sandbox set observed = 'present', observed_at = now(), unknown_since = null from unnest($1::uuid[], $2::int[]) as seen (run, epoch)
-         where run_id = seen.run and sandbox.epoch = seen.epoch and state <> 'gone'",
+        // One that somebody works on now is seen at the next look.
+        "update sandbox set observed = 'present', observed_at = now(), unknown_since = null where (run_id, epoch) in (
+             select run_id, sandbox.epoch from sandbox join unnest($1::uuid[], $2::int[]) as seen (run, epoch) on run_id = seen.run and sandbox.epoch = seen.epoch
+             where state <> 'gone' for update of sandbox skip locked)",
         &runs,
         &epochs
     )

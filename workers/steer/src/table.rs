@@ -14,6 +14,9 @@ use uuid::Uuid;
 
 use crate::state::{at_loss, at_settling, from_word, moves, word};
 
+/// Steers that are read for one sandbox at a time: 2 MiB of messages at most.
+pub const TO_SEND: i64 = 64;
+
 /// Inserts a steer as its run's next. The caller holds the run row's lock.
 pub async fn insert(
     work: &mut Work,
@@ -51,20 +54,31 @@ pub async fn open_count(work: &mut Work, run: RunId) -> Result<i64> {
     .await?)
 }
 
-/// The steers of live epochs that their supervisor may not have yet, in order: `queued` ones, and `sent` ones again (it drops ids it knows).
-pub async fn to_send(db: &PgPool, runs: &[(RunId, i32)]) -> Result<Vec<(RunId, SteerOrder)>> {
-    let (ids, epochs): (Vec<Uuid>, Vec<i32>) = runs.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+/// Which of these runs have steers that nobody was sent yet.
+pub async fn waiting(db: &PgPool, runs: &[RunId]) -> Result<HashSet<RunId>> {
+    let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
+    let rows =
+        sqlx::query_scalar!("select distinct run_id from steer where run_id = any($1) and state = 'queued'", &ids).fetch_all(db).await?;
+    Ok(rows.into_iter().map(RunId).collect())
+}
+
+/// The steers after `after` (an ordinal) that the supervisor of a live epoch may not have yet, in order and at most [`TO_SEND`]: `queued` ones, and with `again`
+/// those that were `sent` to it before (it drops ids that it knows).
+pub async fn to_send(db: &PgPool, run: RunId, epoch: i32, again: bool, after: i64) -> Result<Vec<SteerOrder>> {
     let rows = sqlx::query!(
-        "select steer.id, run_id, ordinal, message from steer join unnest($1::uuid[], $2::int[]) as live (run, epoch) on run_id = live.run
-         where state = 'queued' or (state = 'sent' and steer.epoch = live.epoch) order by run_id, ordinal",
-        &ids,
-        &epochs
+        "select id, ordinal, message from steer
+         where run_id = $1 and ordinal > $4 and (state = 'queued' or ($3 and state = 'sent' and epoch = $2)) order by ordinal limit $5",
+        run.uuid(),
+        epoch,
+        again,
+        after,
+        TO_SEND
     )
     .fetch_all(db)
     .await?;
     Ok(rows
         .into_iter()
-        .map(|row| (row.run_id.into(), SteerOrder { steer: row.id.into(), ordinal: row.ordinal, message: row.message, files: Vec::new() }))
+        .map(|row| SteerOrder { steer: row.id.into(), ordinal: row.ordinal, message: row.message, files: Vec::new() })
         .collect())
 }
 
@@ -88,8 +102,7 @@ pub async fn sent(work: &mut Work, steers: &[(RunId, i32, SteerId)]) -> Result<H
     Ok(moved.into_iter().map(SteerId).collect())
 }
 
-/// Applies what supervisors said of steers (run, epoch, what); the ones that moved. Of two words about one steer the last counts. The caller holds the run
-/// rows' locks.
+/// Applies what supervisors said of steers (run, epoch, what); the ones that moved. The caller holds the run rows' locks.
 pub async fn report(work: &mut Work, reports: &[(RunId, i32, SteerEnd)]) -> Result<Vec<(RunId, SteerEnd)>> {
     if reports.is_empty() {
         return Ok(Vec::new());
@@ -99,9 +112,16 @@ pub async fn report(work: &mut Work, reports: &[(RunId, i32, SteerEnd)]) -> Resu
     runs.dedup();
     let mut moved = Vec::new();
     for (run, steer, from) in open(work, &runs).await? {
-        let Some((_, epoch, end)) = reports.iter().rfind(|(of, _, end)| *of == run && end.steer == steer) else { continue };
-        if moves(from, end.state) {
-            moved.push((run, *epoch, end.clone()));
+        let said = reports.iter().filter(|(of, _, end)| *of == run && end.steer == steer);
+        // What two connections say may come in any order; it only goes forward.
+        let (mut state, mut by) = (from, None);
+        for (_, epoch, end) in said {
+            if moves(state, end.state) {
+                (state, by) = (end.state, Some(*epoch));
+            }
+        }
+        if let Some(epoch) = by {
+            moved.push((run, epoch, SteerEnd { steer, state }));
         }
     }
     let ends: Vec<(i32, SteerEnd)> = moved.iter().map(|(_, epoch, end)| (*epoch, end.clone())).collect();

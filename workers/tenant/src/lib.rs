@@ -4,9 +4,11 @@ mod table;
 
 pub use table::*;
 
+use std::time::Duration;
+
 use towpath_chassis::{
     Chassis, Error, Result,
-    group::{Answer, Group},
+    group::{Answer, Group, Lanes},
     secret,
 };
 use towpath_schemas::{
@@ -56,8 +58,7 @@ impl Caller {
 }
 
 /// Lookups at a time, and tokens in each.
-const LANES: usize = 2;
-const MOST: usize = 256;
+const LANES: Lanes = Lanes { lanes: 2, most: 256, limit: Duration::from_secs(4) };
 
 /// Looks up who asks: requests that come together share one statement. Nothing is remembered, so a token that was revoked is of no use any more.
 #[derive(Clone)]
@@ -66,7 +67,7 @@ pub struct Callers(Group<Vec<u8>, Answer<Option<Caller>>>);
 impl Callers {
     pub fn start(chassis: &Chassis) -> Self {
         let db = chassis.db.clone();
-        Self(Group::start(&chassis.tasks, LANES, MOST, move |digests: Vec<Vec<u8>>| {
+        Self(Group::start(&chassis.tasks, LANES, move |digests: Vec<Vec<u8>>| {
             let db = db.clone();
             async move {
                 match table::callers(&db, &digests).await {

@@ -1,7 +1,7 @@
 //! A sealed piece: frames behind one another, compressed as one zstd frame (RFC 8878; `zstd -d` reads it).
 
 use towpath_chassis::{Error, Result, secret::sha256};
-use towpath_schemas::frame::Frame;
+use towpath_schemas::frame::{Frame, FrameKind};
 
 /// Measured: 256 KiB at level 3 keep 94 % of the ratio of the whole file.
 const LEVEL: i32 = 3;
@@ -20,6 +20,8 @@ pub struct Sealed {
     pub bytes: u64,
     pub first_us: u64,
     pub last_us: u64,
+    /// The last recorded screen in it.
+    pub screen_seq: Option<u64>,
 }
 
 /// Packs frames that follow one another; None when there are none.
@@ -37,6 +39,7 @@ pub fn pack(frames: &[Frame]) -> Result<Option<Sealed>> {
         bytes: frames.iter().filter(|frame| frame.kind.is_output()).map(|frame| frame.payload.len() as u64).sum(),
         first_us: first.wall_us,
         last_us: last.wall_us,
+        screen_seq: frames.iter().rfind(|frame| frame.kind == FrameKind::Screen).map(|frame| frame.seq),
     }))
 }
 

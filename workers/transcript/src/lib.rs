@@ -3,13 +3,13 @@
 pub mod chunk;
 mod commit;
 pub mod reader;
+pub mod render;
 mod seal;
 mod stream;
 mod sweep;
 mod table;
-pub mod text;
 mod worker;
 
 pub use sweep::sweeps;
-pub use table::{Record, State, lose, marks, open, record, records, unsealed};
+pub use table::{Record, State, closed, lose, marks, open, record, records, unsealed};
 pub use worker::Sealers;

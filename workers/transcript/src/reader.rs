@@ -33,6 +33,30 @@ pub struct Cursor {
     pub seq: u64,
 }
 
+impl Cursor {
+    /// `<epoch>.<seq>`
+    pub fn parse(text: &str) -> Option<Self> {
+        let (epoch, seq) = text.split_once('.')?;
+        Some(Self {
+            epoch: epoch.parse().ok().filter(|epoch| *epoch >= 0)?,
+            seq: seq.parse().ok().filter(|seq| i64::try_from(*seq).is_ok())?,
+        })
+    }
+}
+
+/// Where somebody who wants to see a run's terminal as it is now begins to read: before the last screen that was recorded, so that coming late costs the same at
+/// any hour.
+pub async fn last_screen(chassis: &Chassis, tenant: TenantId, run: RunId) -> Result<Cursor> {
+    let place = table::last_screen(&chassis.db, tenant, run).await?;
+    Ok(place.map_or(Cursor::default(), |(epoch, seq)| Cursor { epoch, seq: seq.saturating_sub(1) }))
+}
+
+/// Where to begin so that everything from this moment on is read: at the first chunk that reaches beyond it. What is older is dropped by whoever reads.
+pub async fn since(chassis: &Chassis, tenant: TenantId, run: RunId, at: chrono::DateTime<chrono::Utc>) -> Result<Cursor> {
+    let place = table::last_before(&chassis.db, tenant, run, at).await?;
+    Ok(place.map_or(Cursor::default(), |(epoch, seq)| Cursor { epoch, seq }))
+}
+
 /// What a reader gets, in order.
 #[derive(Debug)]
 pub enum Piece {
@@ -41,6 +65,13 @@ pub enum Piece {
     Gap {
         epoch: i32,
         gap: GapRecord,
+    },
+    /// A chunk that is in the index cannot be read: it is damaged or gone. Reading goes on after it.
+    Damaged {
+        epoch: i32,
+        first_seq: u64,
+        last_seq: u64,
+        reason: String,
     },
     /// Everything that exists was given; `closed`: and every record so far is closed.
     Tip {
@@ -137,11 +168,27 @@ impl Reading {
                 return Ok(());
             }
             for row in chunks {
-                let body = self.chassis.store.get(&row.object_key).await?;
-                let frames = chunk::unpack(&body, &row.sha256)?;
-                self.give_new(frames).await?;
+                match self.chunk(&row).await {
+                    Ok(frames) => self.give_new(frames).await?,
+                    Err(error) if error.is_passing() => return Err(error),
+                    Err(error) => {
+                        tracing::error!(run = %self.run, epoch = of.epoch, key = row.object_key, error = error.chain(), "a chunk cannot be read");
+                        metrics::counter!("towpath_damaged_chunks_total").increment(1);
+                        let reason = error.to_string();
+                        self.give(Piece::Damaged { epoch: of.epoch, first_seq: row.first_seq, last_seq: row.last_seq, reason }).await?;
+                        self.at.seq = row.last_seq;
+                    }
+                }
             }
         }
+    }
+
+    async fn chunk(&self, row: &table::ChunkRow) -> Result<Vec<Frame>> {
+        let body = self.chassis.store.get(&row.object_key).await?;
+        let frames = chunk::unpack(&body, &row.sha256)?;
+        let whole =
+            frames.first().map(|frame| frame.seq) == Some(row.first_seq) && frames.last().map(|frame| frame.seq) == Some(row.last_seq);
+        if whole { Ok(frames) } else { Err(Error::broken(format!("{} holds other frames than its index row says", row.object_key))) }
     }
 
     /// Gives what JetStream holds; true when nothing more is there, false when some of it was sealed meanwhile.

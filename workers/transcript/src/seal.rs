@@ -1,6 +1,9 @@
 //! One task for each live epoch: gathers its frames in order, seals them, closes the record. It may be killed anywhere: what is not indexed is still in JetStream or in the supervisor's spool.
 
-use std::time::{Duration, Instant};
+use std::{
+    future::Future,
+    time::{Duration, Instant},
+};
 
 use async_nats::Subscriber;
 use futures::StreamExt;
@@ -36,6 +39,29 @@ pub enum Stopped {
     /// Somebody else has the lease, or there is no such record.
     NotOurs,
     Draining,
+}
+
+/// What came of sealing what was gathered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sealed {
+    /// Nothing was gathered.
+    Nothing,
+    Indexed,
+    /// That closed the record.
+    Closed,
+    /// Somebody else sealed these frames.
+    NotNext,
+}
+
+/// How a pass over what JetStream holds ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Refilled {
+    /// It holds nothing more that could be next.
+    Tip,
+    /// What it sealed closed the record.
+    Closed,
+    /// Somebody else sealed meanwhile.
+    BrokenOff,
 }
 
 struct Sealer {
@@ -87,7 +113,7 @@ async fn sealing(chassis: &Chassis, sealer: &mut Sealer) -> Result<Stopped> {
     // Listen first, then read what is there: nothing falls between.
     let mut live = subscribe(subject::output_epoch(of.tenant, of.run, of.epoch)).await?;
     let mut events = subscribe(subject::event_run(of.tenant, of.run)).await?;
-    let Some(record) = table::record(&chassis.db, of.run, of.epoch).await? else { return Ok(Stopped::NotOurs) };
+    let Some(record) = sealer.record().await? else { return Ok(Stopped::NotOurs) };
     let stop = chassis.tasks.stopping();
     let mut looked_at = Instant::now();
     let mut renewed_at = Instant::now();
@@ -97,20 +123,20 @@ async fn sealing(chassis: &Chassis, sealer: &mut Sealer) -> Result<Stopped> {
     }
     loop {
         if renewed_at.elapsed() >= LOOK {
-            if !lease::take(&chassis.db, &table::lease_name(of), sealer.owner, LEASE).await? {
+            if !sealer.renew().await? {
                 return Ok(Stopped::NotOurs);
             }
             renewed_at = Instant::now();
         }
         if look {
             looked_at = Instant::now();
-            let Some(record) = table::record(&chassis.db, of.run, of.epoch).await? else { return Ok(Stopped::Closed) };
+            let Some(record) = sealer.record().await? else { return Ok(Stopped::Closed) };
             if sealer.catch_up(record).await? == State::Closed {
                 return Ok(Stopped::Closed);
             }
         }
         let due = sealer.due();
-        if due.is_some_and(|due| due <= Instant::now()) && sealer.seal().await? {
+        if due.is_some_and(|due| due <= Instant::now()) && sealer.seal().await? == Sealed::Closed {
             return Ok(Stopped::Closed);
         }
         let wake = sealer.due().unwrap_or(looked_at + LOOK).min(looked_at + LOOK);
@@ -119,7 +145,10 @@ async fn sealing(chassis: &Chassis, sealer: &mut Sealer) -> Result<Stopped> {
                 sealer.seal().await?;
                 return Ok(Stopped::Draining);
             }
-            batch = next_frames(&mut live) => sealer.take_live(batch?).await?,
+            batch = next_frames(&mut live) => match sealer.take_live(batch?).await? {
+                Refilled::Closed => return Ok(Stopped::Closed),
+                Refilled::Tip | Refilled::BrokenOff => false,
+            },
             event = events.next() => event.is_some_and(|message| calls_for_a_look(&message.payload)),
             () = tokio::time::sleep_until(wake.into()) => looked_at.elapsed() >= LOOK,
         };
@@ -177,8 +206,8 @@ impl Sealer {
         Some((self.last_at + SILENCE).min(first + AGE))
     }
 
-    /// Takes frames as they come; true when something was wrong and Postgres should be looked at.
-    async fn take_live(&mut self, frames: Vec<Frame>) -> Result<bool> {
+    /// Takes frames as they come.
+    async fn take_live(&mut self, frames: Vec<Frame>) -> Result<Refilled> {
         let mut hole = false;
         for frame in frames {
             match frame.seq.cmp(&self.next()) {
@@ -187,14 +216,11 @@ impl Sealer {
                 std::cmp::Ordering::Greater => hole = true,
             }
         }
-        if hole {
-            self.refill().await?;
-        }
-        Ok(false)
+        if hole { self.refill().await } else { Ok(Refilled::Tip) }
     }
 
     /// Reads what JetStream holds after the gathered frames, sealing as it goes.
-    async fn refill(&mut self) -> Result<Tip> {
+    async fn refill(&mut self) -> Result<Refilled> {
         let chassis = self.chassis.clone();
         let mut walk = Walk::new(&chassis, self.of, self.next());
         loop {
@@ -202,20 +228,40 @@ impl Sealer {
             for frame in frames {
                 // Somebody else sealed meanwhile: these frames are not the next ones any more.
                 if frame.seq != self.next() {
-                    return Ok(Tip::Reached);
+                    return Ok(Refilled::BrokenOff);
                 }
                 self.push(frame);
             }
             if self.gathered_bytes >= CHUNK_BYTES {
-                self.seal().await?;
+                match self.seal().await? {
+                    Sealed::Closed => return Ok(Refilled::Closed),
+                    Sealed::NotNext => return Ok(Refilled::BrokenOff),
+                    Sealed::Indexed | Sealed::Nothing => {}
+                }
             }
             if let Some(tip) = tip {
                 if tip == Tip::Hole {
                     self.complain();
                 }
-                return Ok(tip);
+                return Ok(Refilled::Tip);
             }
         }
+    }
+
+    /// Statements of a sealer's own end within its lease: a connection that went away without a word must not keep it.
+    async fn within<T>(&self, statement: impl Future<Output = Result<T>>) -> Result<T> {
+        let late = || Error::Database(sqlx::Error::PoolTimedOut);
+        tokio::time::timeout(LEASE, statement).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    async fn record(&self) -> Result<Option<Record>> {
+        self.within(table::record(&self.chassis.db, self.of.run, self.of.epoch)).await
+    }
+
+    /// False when the lease is somebody else's.
+    async fn renew(&mut self) -> Result<bool> {
+        self.given_back = false;
+        self.within(lease::take(&self.chassis.db, &table::lease_name(self.of), self.owner, LEASE)).await
     }
 
     /// Tells the gateway that frames are missing; it asks the supervisor for them.
@@ -236,29 +282,41 @@ impl Sealer {
     }
 
     /// Takes note of the record's row and looks into JetStream: live messages may have been missed, the epoch may be lost.
-    async fn catch_up(&mut self, record: Record) -> Result<State> {
-        if record.last_seq != self.sealed {
-            self.start_over(record.last_seq);
-        }
-        match record.state {
-            State::Closed => {
+    async fn catch_up(&mut self, mut record: Record) -> Result<State> {
+        loop {
+            if record.last_seq != self.sealed {
+                self.start_over(record.last_seq);
+            }
+            if record.state == State::Closed {
                 self.purge(self.sealed, true).await;
                 return Ok(State::Closed);
             }
-            State::Open => {
-                self.refill().await?;
+            let refilled = self.refill().await?;
+            if refilled == Refilled::Closed {
+                return Ok(State::Closed);
             }
-            State::Lost => {
-                self.refill().await?;
-                if self.seal().await? || self.close_with_gap().await? {
-                    return Ok(State::Closed);
+            let lost = record.state == State::Lost;
+            let sealed = if lost || self.has_end() { self.seal().await? } else { Sealed::Nothing };
+            match sealed {
+                Sealed::Closed => return Ok(State::Closed),
+                _ if !lost => return Ok(State::Open),
+                // Only a whole pass that finds nothing new says that nothing more is to be had; and the lease says that nobody else is about to find something.
+                Sealed::Nothing if refilled == Refilled::Tip => {
+                    if !self.renew().await? {
+                        return Ok(State::Open);
+                    }
+                    if self.close_with_gap().await? {
+                        return Ok(State::Closed);
+                    }
                 }
+                Sealed::Nothing | Sealed::Indexed | Sealed::NotNext => {}
             }
+            if self.chassis.tasks.is_stopping() {
+                return Ok(State::Open);
+            }
+            let Some(now) = self.record().await? else { return Ok(State::Closed) };
+            record = now;
         }
-        if self.has_end() && self.seal().await? {
-            return Ok(State::Closed);
-        }
-        Ok(State::Open)
     }
 
     fn start_over(&mut self, sealed: u64) {
@@ -268,9 +326,9 @@ impl Sealer {
         self.first_at = None;
     }
 
-    /// Seals what was gathered; true when that closed the record.
-    async fn seal(&mut self) -> Result<bool> {
-        let Some(chunk) = chunk::pack(&self.gathered)? else { return Ok(false) };
+    /// Seals what was gathered.
+    async fn seal(&mut self) -> Result<Sealed> {
+        let Some(chunk) = chunk::pack(&self.gathered)? else { return Ok(Sealed::Nothing) };
         let end = match self.gathered.last() {
             Some(frame) if frame.kind == FrameKind::End => {
                 Some(serde_json::from_slice::<EndRecord>(&frame.payload).map_err(|error| Error::broken(format!("end record: {error}")))?)
@@ -284,9 +342,9 @@ impl Sealer {
         let committed = self.commits.commit(Piece { of: self.of, chunk, object_key, end, owner: self.owner }).await?;
         if committed == Committed::NotNext {
             // Another sealer was first; its object counts and ours is swept.
-            let sealed = table::record(&self.chassis.db, self.of.run, self.of.epoch).await?.map_or(self.sealed, |record| record.last_seq);
+            let sealed = self.record().await?.map_or(self.sealed, |record| record.last_seq);
             self.start_over(sealed);
-            return Ok(false);
+            return Ok(Sealed::NotNext);
         }
         metrics::counter!("towpath_sealed_bytes_total").increment(bytes);
         let closed = committed == Committed::Closed;
@@ -294,7 +352,7 @@ impl Sealer {
         let before = self.sealed;
         self.start_over(last_seq);
         self.purge(before, closed).await;
-        Ok(closed)
+        Ok(if closed { Sealed::Closed } else { Sealed::Indexed })
     }
 
     /// The epoch is lost and nothing more is to be had: marks the gap. What it cost nobody can know.

@@ -64,8 +64,11 @@ pub async fn lose(work: &mut Work, epochs: &[(RunId, i32, TenantId)]) -> Result<
     }
     let (runs, numbers, _) = columns(epochs);
     let marked = sqlx::query!(
-        "update transcript set state = 'lost' from unnest($1::uuid[], $2::int[]) as lost (run, epoch)
-         where run_id = lost.run and transcript.epoch = lost.epoch and state = 'open' returning run_id, transcript.epoch, tenant_id",
+        "with lost as (
+             select run_id, transcript.epoch from transcript join unnest($1::uuid[], $2::int[]) as lost (run, epoch) on run_id = lost.run and transcript.epoch = lost.epoch
+             order by run_id, transcript.epoch for update of transcript)
+         update transcript set state = 'lost' from lost
+         where transcript.run_id = lost.run_id and transcript.epoch = lost.epoch and state = 'open' returning transcript.run_id, transcript.epoch, tenant_id",
         &runs,
         &numbers
     )
@@ -134,6 +137,20 @@ pub async fn record(db: &PgPool, run: RunId, epoch: i32) -> Result<Option<Record
     .transpose()
 }
 
+/// Those of these epochs whose records are closed.
+pub async fn closed(work: &mut Work, epochs: &[(RunId, i32)]) -> Result<Vec<(RunId, i32)>> {
+    let (runs, numbers): (Vec<Uuid>, Vec<i32>) = epochs.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+    let rows = sqlx::query!(
+        "select run_id, transcript.epoch from transcript join unnest($1::uuid[], $2::int[]) as asked (run, epoch)
+             on run_id = asked.run and transcript.epoch = asked.epoch where state = 'closed'",
+        &runs,
+        &numbers
+    )
+    .fetch_all(work.db())
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.run_id.into(), row.epoch)).collect())
+}
+
 /// The records of a run, in order of epoch.
 pub async fn records(db: &PgPool, tenant: TenantId, run: RunId) -> Result<Vec<Record>> {
     sqlx::query_as!(
@@ -170,11 +187,12 @@ pub(crate) async fn index(work: &mut Work, pieces: &[Piece]) -> Result<HashSet<E
     let times = |f: &dyn Fn(&Sealed) -> u64| -> Vec<DateTime<Utc>> { pieces.iter().map(|piece| at(f(&piece.chunk))).collect() };
     let keys: Vec<String> = pieces.iter().map(|piece| piece.object_key.clone()).collect();
     let digests: Vec<Vec<u8>> = pieces.iter().map(|piece| piece.chunk.sha256.to_vec()).collect();
+    let screens: Vec<Option<i64>> = pieces.iter().map(|piece| piece.chunk.screen_seq.map(|seq| seq as i64)).collect();
     let inserted = sqlx::query!(
         r#"with new as (
                select * from unnest($1::uuid[], $2::int[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::text[], $8::bigint[], $9::bytea[],
-                                    $10::timestamptz[], $11::timestamptz[])
-                   as new (run, epoch, first_seq, last_seq, first_byte, bytes, object_key, size, sha256, first_at, last_at)),
+                                    $10::timestamptz[], $11::timestamptz[], $12::bigint[])
+                   as new (run, epoch, first_seq, last_seq, first_byte, bytes, object_key, size, sha256, first_at, last_at, screen_seq)),
            locked as (
                select run_id, transcript.epoch from transcript join new on run_id = new.run and transcript.epoch = new.epoch
                where state <> 'closed' and transcript.last_seq = new.first_seq - 1 order by run_id, transcript.epoch for update of transcript),
@@ -183,8 +201,8 @@ pub(crate) async fn index(work: &mut Work, pieces: &[Piece]) -> Result<HashSet<E
                from new join locked on locked.run_id = new.run and locked.epoch = new.epoch
                where transcript.run_id = new.run and transcript.epoch = new.epoch and state <> 'closed' and transcript.last_seq = new.first_seq - 1
                returning transcript.run_id, transcript.epoch, tenant_id)
-           insert into chunk (run_id, epoch, first_seq, last_seq, tenant_id, first_byte, bytes, object_key, size, sha256, first_at, last_at)
-           select new.run, new.epoch, first_seq, last_seq, tenant_id, first_byte, bytes, object_key, size, sha256, first_at, last_at
+           insert into chunk (run_id, epoch, first_seq, last_seq, tenant_id, first_byte, bytes, object_key, size, sha256, first_at, last_at, screen_seq)
+           select new.run, new.epoch, first_seq, last_seq, tenant_id, first_byte, bytes, object_key, size, sha256, first_at, last_at, screen_seq
            from new join grown on grown.run_id = new.run and grown.epoch = new.epoch
            returning run_id, epoch, tenant_id"#,
         &runs,
@@ -197,7 +215,8 @@ pub(crate) async fn index(work: &mut Work, pieces: &[Piece]) -> Result<HashSet<E
         &numbers_of(&|chunk| chunk.body.len() as u64),
         &digests,
         &times(&|chunk| chunk.first_us),
-        &times(&|chunk| chunk.last_us)
+        &times(&|chunk| chunk.last_us),
+        &screens as &[Option<i64>]
     )
     .fetch_all(work.db())
     .await?;
@@ -281,6 +300,32 @@ pub(crate) async fn chunks_after(db: &PgPool, of: Epoch, seq: u64, most: i64) ->
             sha256: row.sha256,
         })
         .collect())
+}
+
+/// The newest epoch of a run, and the last screen of its terminal that is in a chunk; 0 when none is.
+pub(crate) async fn last_screen(db: &PgPool, tenant: TenantId, run: RunId) -> Result<Option<(i32, u64)>> {
+    let row = sqlx::query!(
+        r#"select epoch, (select max(screen_seq) from chunk where chunk.run_id = transcript.run_id and chunk.epoch = transcript.epoch and screen_seq is not null) as screen
+           from transcript where run_id = $1 and tenant_id = $2 order by epoch desc limit 1"#,
+        run.uuid(),
+        tenant.uuid()
+    )
+    .fetch_optional(db)
+    .await?;
+    Ok(row.map(|row| (row.epoch, row.screen.unwrap_or(0) as u64)))
+}
+
+/// The last frame of the last chunk that ends before this moment.
+pub(crate) async fn last_before(db: &PgPool, tenant: TenantId, run: RunId, at: DateTime<Utc>) -> Result<Option<(i32, u64)>> {
+    let row = sqlx::query!(
+        "select epoch, last_seq from chunk where run_id = $1 and tenant_id = $2 and last_at < $3 order by epoch desc, last_seq desc limit 1",
+        run.uuid(),
+        tenant.uuid(),
+        at
+    )
+    .fetch_optional(db)
+    .await?;
+    Ok(row.map(|row| (row.epoch, row.last_seq as u64)))
 }
 
 /// Records that nobody may be sealing: unfinished, and not under a lease.

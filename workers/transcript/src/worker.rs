@@ -69,6 +69,12 @@ impl Sealers {
     /// Seals to the end; passing trouble is waited out under the lease, and a lost lease is somebody else's gain.
     async fn attend_to(&self, chassis: &Chassis, attended: Attended) {
         let of = attended.of;
+        if chassis.tasks.is_stopping() {
+            // Somebody else shall take it up at once.
+            if let Err(error) = lease::release(&chassis.db, &table::lease_name(of), self.owner).await {
+                tracing::debug!(error = error.chain(), "the lease runs out by itself");
+            }
+        }
         while !chassis.tasks.is_stopping() {
             match seal::run(chassis.clone(), self.commits.clone(), of, self.owner).await {
                 Ok(_) => return,

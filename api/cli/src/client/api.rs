@@ -3,9 +3,13 @@
 use std::{path::PathBuf, time::Duration};
 
 use futures::TryStreamExt;
-use reqwest::{Body, Client, Method, RequestBuilder, Response, StatusCode, header};
+use reqwest::{Body, Client, Method, RequestBuilder, Response, StatusCode, Upgraded, header};
 use serde::Serialize;
 use serde_json::Value;
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{handshake, protocol::Role},
+};
 use towpath_schemas::{Problem, limit::WAIT_S};
 use url::Url;
 use uuid::Uuid;
@@ -69,6 +73,29 @@ impl Api {
             request = request.header("Last-Event-ID", id);
         }
         accepted(self.once(request).await?).await
+    }
+
+    /// The WebSocket of a run's terminal, after this frame or from the last recorded screen on.
+    pub async fn terminal(&self, run: &str, after: Option<&str>) -> Result<WebSocketStream<Upgraded>, Failure> {
+        let query: Vec<(&str, String)> = after.iter().map(|after| ("after", (*after).to_owned())).collect();
+        let key = handshake::client::generate_key();
+        let request = self
+            .request(Method::GET, &["v1", "runs", run, "terminal"], &query)
+            .header(header::CONNECTION, "upgrade")
+            .header(header::UPGRADE, "websocket")
+            .header(header::SEC_WEBSOCKET_VERSION, "13")
+            .header(header::SEC_WEBSOCKET_KEY, &key);
+        let response = self.once(request).await?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            let status = accepted(response).await?.status();
+            return Err(Failure::Unreachable(format!("the answer is {status} and no WebSocket")));
+        }
+        let proof = response.headers().get(header::SEC_WEBSOCKET_ACCEPT).map(header::HeaderValue::as_bytes);
+        if proof != Some(handshake::derive_accept_key(key.as_bytes()).as_bytes()) {
+            return Err(Failure::Unreachable("the answer is no WebSocket's (RFC 6455, 4.2.2)".to_owned()));
+        }
+        let stream = response.upgrade().await.map_err(|error| self.unreachable(&error))?;
+        Ok(WebSocketStream::from_raw_socket(stream, Role::Client, None).await)
     }
 
     /// A POST of raw bytes, sent once: a stream cannot be sent again.

@@ -241,18 +241,18 @@ impl Progress {
 }
 
 /// How long an unreachable server is borne, and the growing waits between tries.
-struct Patience {
+pub struct Patience {
     since: Instant,
     wait: Duration,
 }
 
 impl Patience {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self { since: Instant::now(), wait: FIRST_RETRY }
     }
 
     /// Waits before the next try, or gives the failure back: refusals at once unless they are temporary, the rest after [`AWAY`].
-    async fn bear(&mut self, failure: Failure) -> Result<(), Failure> {
+    pub async fn bear(&mut self, failure: Failure) -> Result<(), Failure> {
         let temporary = match &failure {
             Failure::Unreachable(_) => true,
             Failure::Refused(problem) => problem.retryable && problem.status >= 500,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use tokio::io::AsyncReadExt;
 use towpath_schemas::{
+    agent::Mode,
     body::{NewRun, Run, Target, WebhookTarget},
     id::SessionId,
     limit::PROMPT_BYTES,
@@ -12,6 +13,7 @@ use towpath_schemas::{
 
 use super::{
     api::Api,
+    attach::{self, AttachArgs},
     failure::Failure,
     file,
     follow::{self, Show},
@@ -22,8 +24,9 @@ use super::{
 #[command(after_help = EXAMPLES)]
 pub struct RunArgs {
     agent: String,
-    /// What the agent is to do, at most 1 MiB; `-` reads it from stdin.
-    prompt: String,
+    /// What the agent is to do, at most 1 MiB; `-` reads it from stdin. An interactive agent can do without.
+    #[arg(required_unless_present_any = ["attach", "mode"])]
+    prompt: Option<String>,
     /// A file to give to the run; may be repeated.
     #[arg(long = "file", value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -51,11 +54,18 @@ pub struct RunArgs {
     /// Wait until it has ended, then print its result.
     #[arg(long, conflicts_with = "follow")]
     wait: bool,
+    /// Sit at its terminal.
+    #[arg(long, conflicts_with_all = ["follow", "wait"])]
+    attach: bool,
+    /// Run it with or without a person at its terminal, whatever its agent says.
+    #[arg(long, value_name = "MODE", value_parser = ["one_shot", "interactive"])]
+    mode: Option<String>,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   towpath run surveyor \"count the code\" --file code.tar.gz --follow
+  towpath run shell --attach
   git diff | towpath run reviewer - --wait
   towpath run surveyor \"again, without tests\" --session ses_0193… --label team=core
   towpath run surveyor \"count\" --file code.zip --deliver-webhook https://example.com/hook --webhook-secret whsec_…
@@ -63,7 +73,10 @@ Examples:
 With --follow or --wait the exit code is 0 when the run succeeded, 1 failed, 3 canceled, 4 timed out.";
 
 pub async fn run(api: &Api, printer: &Printer, args: RunArgs) -> Result<(), Failure> {
-    let prompt = text_or_stdin(args.prompt).await?;
+    if args.attach {
+        attach::has_terminal()?;
+    }
+    let prompt = text_or_stdin(args.prompt.unwrap_or_default()).await?;
     let files = file::upload_all(api, printer, &args.files).await?;
     let target = |url| Target::Webhook(WebhookTarget { url, secret: args.webhook_secret.clone() });
     let body = NewRun {
@@ -74,14 +87,18 @@ pub async fn run(api: &Api, printer: &Printer, args: RunArgs) -> Result<(), Fail
         deliver: args.deliver_webhook.into_iter().map(target).collect(),
         labels: args.labels.into_iter().collect(),
         priority: args.priority,
+        mode: args.mode.map(|mode| if mode == "interactive" { Mode::Interactive } else { Mode::OneShot }),
         ..NewRun::default()
     };
     let answer = api.post(&["v1", "runs"], body, args.idempotency_key).await?;
-    if !args.follow && !args.wait {
+    if !args.follow && !args.wait && !args.attach {
         return printer.answer(answer, |_, run: Run| format!("{}\n", run.id));
     }
     let run: Run = read(answer)?;
     printer.note(&format!("{} in {}", run.id, run.session));
+    if args.attach {
+        return attach::attach(api, printer, AttachArgs::new(run.id.to_string())).await;
+    }
     let ended = if args.follow {
         follow::follow(api, printer, &run.id.to_string(), Show::Safe).await?
     } else {

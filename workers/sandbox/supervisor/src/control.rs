@@ -2,6 +2,7 @@
 //! The end of the socket is a message too: the copy inside then ends everything, itself last.
 
 use serde::{Deserialize, Serialize};
+use towpath_schemas::frame::Size;
 
 /// Longest line.
 pub const LINE_BYTES: usize = 8 * 1024 * 1024;
@@ -22,6 +23,8 @@ pub struct Go {
     /// The whole environment.
     pub env: Vec<(String, String)>,
     pub folder: String,
+    /// A terminal of this size instead of the two pipes; its other end is passed out over the descriptor for stdout.
+    pub terminal: Option<Size>,
     /// For what remains when the main command has ended.
     pub grace_ms: u64,
 }

@@ -7,7 +7,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{self, BufRead, BufReader, Read, Write},
     os::{
-        fd::OwnedFd,
+        fd::{AsFd, OwnedFd},
         unix::{fs::PermissionsExt, net::UnixStream, process::CommandExt},
     },
     path::{Path, PathBuf},
@@ -19,9 +19,13 @@ use std::{
 
 use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions, set_dumpable_behavior};
 
+use towpath_schemas::frame::Size;
+
 use crate::{
     control::{FromInit, Go, LINE_BYTES, ToInit},
-    host, sys,
+    host,
+    pty::{self, Pty},
+    sys,
 };
 
 /// Added to the command's chance of being chosen when memory runs out, so that process 1 lives to tell it.
@@ -84,8 +88,11 @@ impl Reach {
         }
     }
 
-    /// TERM, grace, KILL. A stopped process is woken so that it can hear TERM.
+    /// TERM (and, as a terminal that goes away does, HUP), grace, KILL. A stopped process is woken so that it can hear them.
     fn stop(self, grace: Duration) {
+        if HAS_TERMINAL.load(Ordering::SeqCst) {
+            self.signal(Signal::HUP);
+        }
         self.signal(Signal::TERM);
         self.signal(Signal::CONT);
         thread::sleep(grace);
@@ -94,6 +101,8 @@ impl Reach {
 }
 
 static STOPPING: AtomicBool = AtomicBool::new(false);
+/// An interactive shell does not hear TERM.
+static HAS_TERMINAL: AtomicBool = AtomicBool::new(false);
 
 fn serve(arguments: InitArguments) -> io::Result<()> {
     // Opened now, because a process that is not dumpable may not open its own.
@@ -109,10 +118,11 @@ fn serve(arguments: InitArguments) -> io::Result<()> {
     let reach = if arguments.subreaper { Reach::Descendants } else { Reach::Namespace };
     let mut orders = BufReader::new(socket.try_clone()?);
     let Some(ToInit::Go(go)) = next_order(&mut orders) else { return Ok(()) };
-    let main = match execute(&go, score, stdout, stderr) {
+    let main = match execute(&go, score, Ends { stdout, stderr }) {
         Ok(pid) => pid,
         Err(refusal) => return say(&socket, &refusal),
     };
+    HAS_TERMINAL.store(go.terminal.is_some(), Ordering::SeqCst);
     say(&socket, &FromInit::Started)?;
     thread::spawn(move || listen(orders, reach));
     reap(&socket, main, reach, Duration::from_millis(go.grace_ms))
@@ -171,7 +181,28 @@ fn reap(socket: &UnixStream, main: u32, reach: Reach, grace: Duration) -> io::Re
     }
 }
 
-fn execute(go: &Go, score: Option<File>, stdout: OwnedFd, stderr: OwnedFd) -> Result<u32, FromInit> {
+/// The descriptors that were left open for the command's output.
+struct Ends {
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+}
+
+impl Ends {
+    /// Gives them to the command; with a terminal that, passed out over the first.
+    fn give(self, command: &mut Command, terminal: Option<Size>) -> io::Result<()> {
+        let Some(size) = terminal else {
+            command.process_group(0).stdin(Stdio::null()).stdout(self.stdout).stderr(self.stderr);
+            return Ok(());
+        };
+        let pty = Pty::open(size)?;
+        pty::pass(&self.stdout, pty.owner.as_fd())?;
+        command.stdin(pty.command.try_clone()?).stdout(pty.command.try_clone()?).stderr(pty.command);
+        sys::with_terminal(command);
+        Ok(())
+    }
+}
+
+fn execute(go: &Go, score: Option<File>, ends: Ends) -> Result<u32, FromInit> {
     let program = find(go)?;
     let name = go.command.first().cloned().unwrap_or_default();
     let set_score = |value: &str| {
@@ -183,9 +214,13 @@ fn execute(go: &Go, score: Option<File>, stdout: OwnedFd, stderr: OwnedFd) -> Re
     set_score(OOM_SCORE);
     let mut command = Command::new(&program);
     command.arg0(&name).args(&go.command[1..]).env_clear().envs(go.env.iter().map(|(key, value)| (key, value)));
-    command.current_dir(&go.folder).process_group(0).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+    command.current_dir(&go.folder);
+    ends.give(&mut command, go.terminal)
+        .map_err(|error| FromInit::Refused { code: "wall_failed".to_owned(), message: format!("no terminal: {error}") })?;
     // The error of exec comes back over a close-on-exec pipe, so it cannot be taken for an exit code of the command.
     let child = command.spawn();
+    // The last end of the terminal that is not the command's: its end is told by the kernel once the command has let go of it.
+    drop(command);
     set_score("0");
     child.map(|child| child.id()).map_err(|error| {
         let reason = match error.raw_os_error() {

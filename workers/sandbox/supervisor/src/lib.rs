@@ -8,9 +8,11 @@ pub mod init;
 pub mod launch;
 pub mod note;
 pub mod outside;
+
 pub mod wall;
 
 mod clock;
+mod pty;
 mod sys;
 
 /// Exit codes of `launch` and `outside`, so that a worker can tell them apart.

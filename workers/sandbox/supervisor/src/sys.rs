@@ -33,6 +33,24 @@ pub fn close_at_exec_from(first: u32) {
     unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
 }
 
+/// Makes what will be the command's stdin its controlling terminal, in a session of its own.
+pub fn with_terminal(command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt;
+    let take_terminal = || {
+        rustix::process::setsid()?;
+        rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
+        Ok(())
+    };
+    // SAFETY: both are plain system calls, which are async-signal-safe; nothing is allocated and no lock is taken.
+    unsafe { command.pre_exec(take_terminal) };
+}
+
+/// Waits for a descriptor to become readable and writable.
+pub fn watch(fd: OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd is an open descriptor that always tells the same number, and it is given up here: nobody can close it before the AsyncFd is dropped.
+    unsafe { tokio::io::unix::AsyncFd::register(fd) }.map_err(Into::into)
+}
+
 /// Gives this process a mount namespace of its own.
 pub fn own_mounts() -> io::Result<()> {
     // SAFETY: NEWNS alone shares no descriptor table and no memory with anyone.

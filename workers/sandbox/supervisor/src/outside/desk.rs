@@ -16,8 +16,9 @@ use tokio::{
 };
 use towpath_schemas::{
     frame::FrameKind,
-    guest::{FromGuest, Identity, Phase, StartOrder, SteerOrder, ToGuest},
+    guest::{FromGuest, Identity, Phase, StartOrder, SteerOrder, ToGuest, ViewerHeard, ViewerSays},
     id::FileId,
+    limit::TYPED_BYTES,
 };
 
 use super::{spool::Spool, steers::Ledger, upload::Uploads};
@@ -31,6 +32,14 @@ const STEPS: usize = 64;
 /// How long a question waits for its answer, and how often it is asked of a gateway that is there.
 const ANSWER: Duration = Duration::from_secs(30);
 const QUESTIONS: u32 = 10;
+
+/// What viewers said and nobody has taken yet, and answers that wait to be sent.
+const VIEWERS_SAID: usize = 1024;
+const VIEWER_ANSWERS: usize = 1024;
+
+fn typed_bytes(says: &ViewerSays) -> usize {
+    if let ViewerSays::Type { b64, .. } = says { b64.len() } else { 0 }
+}
 
 /// What the gateway wants of a run, beside its start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +94,11 @@ struct Inner {
     identity: Identity,
     phase: Phase,
     last_activity: Instant,
+    /// What viewers of the terminal said; None while there is no terminal.
+    viewers_said: Option<VecDeque<(String, ViewerSays)>>,
+    viewers_said_bytes: usize,
+    /// Answers to viewers; the oldest are dropped.
+    viewers_hear: VecDeque<FromGuest>,
     /// Number of the connection that is up.
     connected: Option<u64>,
 }
@@ -117,6 +131,9 @@ impl Desk {
             identity,
             phase: Phase::Fresh,
             last_activity: Instant::now(),
+            viewers_said: None,
+            viewers_said_bytes: 0,
+            viewers_hear: VecDeque::new(),
             connected: None,
         };
         Self {
@@ -268,6 +285,34 @@ impl Desk {
         result
     }
 
+    /// From now on there is a terminal, or none any more.
+    pub fn set_terminal(&self, there: bool) {
+        let mut inner = self.inner.borrow_mut();
+        inner.viewers_said = there.then(VecDeque::new);
+        inner.viewers_said_bytes = 0;
+    }
+
+    /// The next thing that a viewer of the terminal said.
+    pub async fn viewer_says(&self) -> (String, ViewerSays) {
+        self.wait(|desk| {
+            let mut inner = desk.inner.borrow_mut();
+            let (viewer, says) = inner.viewers_said.as_mut()?.pop_front()?;
+            inner.viewers_said_bytes -= typed_bytes(&says);
+            Some((viewer, says))
+        })
+        .await
+    }
+
+    pub fn tell_viewer(&self, viewer: &str, heard: ViewerHeard) {
+        self.inner.borrow_mut().tell_viewer(viewer, heard);
+        self.outgoing.notify_one();
+    }
+
+    /// Somebody typed.
+    pub fn note_activity(&self) {
+        self.inner.borrow_mut().last_activity = Instant::now();
+    }
+
     pub fn last_activity(&self) -> Instant {
         self.inner.borrow().last_activity
     }
@@ -308,6 +353,9 @@ impl Desk {
         inner.connected = Some(connection);
         if let Some(step) = inner.steps.pop_front() {
             return Ok(Some(Outgoing::Text(step)));
+        }
+        if let Some(answer) = inner.viewers_hear.pop_front() {
+            return Ok(Some(Outgoing::Text(answer)));
         }
         if let Some((number, read)) = inner.reads.iter_mut().find(|(_, read)| read.sent_on != connection) {
             read.sent_on = connection;
@@ -354,6 +402,7 @@ impl Desk {
             }
             ToGuest::Resend { from } => inner.resend(from),
             ToGuest::Steer(order) => inner.take_steer(order),
+            ToGuest::Viewer { viewer, says } => inner.hear_viewer(viewer, says),
             ToGuest::Cancel { grace_s, reason } => inner.stop = inner.stop.take().or(Some(Stop { grace_s, reason })),
             ToGuest::EndedStored => inner.answered(Answer::Ended),
             ToGuest::ResultStored => inner.answered(Answer::Result),
@@ -401,6 +450,31 @@ impl Inner {
         self.spool.rewind(from);
         self.window.clear();
         self.window_bytes = 0;
+    }
+
+    fn tell_viewer(&mut self, viewer: &str, heard: ViewerHeard) {
+        if self.viewers_hear.len() >= VIEWER_ANSWERS {
+            self.viewers_hear.pop_front();
+        }
+        self.viewers_hear.push_back(FromGuest::Viewer { viewer: viewer.to_owned(), heard });
+    }
+
+    fn hear_viewer(&mut self, viewer: String, says: ViewerSays) {
+        let bytes = typed_bytes(&says);
+        let why = match &self.viewers_said {
+            None => "the command has no terminal, or has ended",
+            Some(said) if said.len() >= VIEWERS_SAID || self.viewers_said_bytes + bytes > 2 * TYPED_BYTES => {
+                "the command does not read what is typed"
+            }
+            Some(_) => {
+                self.viewers_said_bytes += bytes;
+                self.viewers_said.get_or_insert_default().push_back((viewer, says));
+                return;
+            }
+        };
+        if let ViewerSays::Type { number, .. } = says {
+            self.tell_viewer(&viewer, ViewerHeard::Refused { number, reason: why.to_owned() });
+        }
     }
 
     fn take_steer(&mut self, order: SteerOrder) {

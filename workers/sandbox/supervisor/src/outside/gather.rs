@@ -38,6 +38,12 @@ impl Tail {
         }
     }
 
+    /// What stays of a terminal stands for what was printed on it.
+    pub fn replace(&mut self, text: String) {
+        self.bytes = text.into_bytes();
+        self.shorten();
+    }
+
     pub fn last(&mut self) -> &[u8] {
         self.shorten();
         &self.bytes

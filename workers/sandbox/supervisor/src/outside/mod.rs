@@ -13,6 +13,7 @@ mod sandbox;
 mod spool;
 mod stage;
 mod steers;
+mod terminal;
 mod upload;
 mod work;
 

@@ -4,6 +4,7 @@ use std::{fs::OpenOptions, io::Read, os::unix::fs::OpenOptionsExt, path::Path};
 
 use rustix::fs::OFlags;
 use towpath_schemas::limit::RESULT_BYTES;
+use towpath_terminal::Lines;
 
 use super::gather::Tail;
 
@@ -36,7 +37,8 @@ fn from_tail(tail: &mut Tail) -> RunResult {
         Some(at) if tail.cut => &bytes[at + 1..],
         _ => &bytes[..],
     };
-    kept(&plain(whole_lines), tail.cut)
+    let mut lines = Lines::default();
+    kept(&(lines.print(whole_lines) + &lines.finish()), tail.cut)
 }
 
 /// Cut to the limit at a character, and without U+0000, which Postgres refuses.
@@ -51,49 +53,9 @@ fn kept(text: &str, truncated: bool) -> RunResult {
     RunResult { text, truncated }
 }
 
-/// The text without control codes. A line that was written over (a progress bar) shows only what was written last.
-pub fn plain(bytes: &[u8]) -> String {
-    #[derive(Default)]
-    struct Plain {
-        text: String,
-        line: usize,
-        returned: bool,
-    }
-    impl vte::Perform for Plain {
-        fn print(&mut self, character: char) {
-            if std::mem::take(&mut self.returned) {
-                self.text.truncate(self.line);
-            }
-            self.text.push(character);
-        }
-
-        fn execute(&mut self, byte: u8) {
-            match byte {
-                b'\n' => {
-                    self.text.push('\n');
-                    self.line = self.text.len();
-                    self.returned = false;
-                }
-                b'\t' => self.print('\t'),
-                b'\r' => self.returned = true,
-                _ => {}
-            }
-        }
-    }
-    let mut plain = Plain::default();
-    vte::Parser::new().advance(&mut plain, bytes);
-    plain.text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn colours_titles_and_overwritten_progress_leave_only_the_text() {
-        let printed = b"\x1b[1;32mdone\x1b[0m\r\n\x1b]0;title\x07 10 %\r 20 %\r100 %\nx\ty\xff\n";
-        assert_eq!(plain(printed), "done\n100 %\nx\ty\u{fffd}\n");
-    }
 
     #[test]
     fn a_result_over_the_limit_is_cut_at_a_character_and_says_so() {

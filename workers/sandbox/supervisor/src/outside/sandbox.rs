@@ -26,6 +26,8 @@ use tokio::{
     time::timeout,
 };
 
+use towpath_schemas::agent::Terminal;
+
 use crate::{
     cgroup::Cgroup,
     control::{FromInit, ToInit},
@@ -57,10 +59,14 @@ pub struct Sandbox {
     pub remains: Remains,
 }
 
-/// The command's two pipes.
-pub struct Printed {
-    pub stdout: Receiver,
-    pub stderr: Receiver,
+/// Where the command's output comes from.
+pub enum Printed {
+    Pipes {
+        stdout: Receiver,
+        stderr: Receiver,
+    },
+    /// The socket over which process 1 passes the command's terminal out.
+    Terminal(OwnedFd),
 }
 
 pub struct Orders(OwnedWriteHalf);
@@ -85,10 +91,14 @@ impl Passed {
 }
 
 /// Raises the walls. `order`'s descriptors are filled in here.
-pub async fn raise(mut order: WallOrder, cgroup: Option<Cgroup>) -> Result<(Sandbox, Printed), String> {
+pub async fn raise(mut order: WallOrder, cgroup: Option<Cgroup>, terminal: Terminal) -> Result<(Sandbox, Printed), String> {
     let (info, info_end) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| error.to_string())?;
     let (socket, socket_end) = StdUnixStream::pair().map_err(|error| error.to_string())?;
-    let (stdout, stdout_end) = output_pipe().map_err(|error| error.to_string())?;
+    let (stdout, stdout_end) = match terminal {
+        Terminal::Pipes => output_pipe(),
+        Terminal::Pty => StdUnixStream::pair().map(|(ours, theirs)| (ours.into(), theirs.into())),
+    }
+    .map_err(|error| error.to_string())?;
     let (stderr, stderr_end) = output_pipe().map_err(|error| error.to_string())?;
     let passed = Passed([info_end, socket_end.into(), stdout_end, stderr_end]);
     let [info_end, socket_end, stdout_end, stderr_end] = &passed.0;
@@ -104,7 +114,7 @@ pub async fn raise(mut order: WallOrder, cgroup: Option<Cgroup>) -> Result<(Sand
         Err(_) => return Err(remains.fall(&format!("it did not stand within {} s", RAISE.as_secs())).await),
     };
     remains.init = Some(init);
-    let ends = connect(socket, stdout, stderr).map_err(|error| error.to_string())?;
+    let ends = connect(socket, stdout, stderr, terminal).map_err(|error| error.to_string())?;
     let (orders, events, printed) = ends;
     Ok((Sandbox { init, orders, events, remains }, printed))
 }
@@ -116,10 +126,13 @@ fn output_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((read, write))
 }
 
-fn connect(socket: StdUnixStream, stdout: OwnedFd, stderr: OwnedFd) -> io::Result<(Orders, Events, Printed)> {
+fn connect(socket: StdUnixStream, stdout: OwnedFd, stderr: OwnedFd, terminal: Terminal) -> io::Result<(Orders, Events, Printed)> {
     socket.set_nonblocking(true)?;
     let (read, write) = UnixStream::from_std(socket)?.into_split();
-    let printed = Printed { stdout: Receiver::from_owned_fd(stdout)?, stderr: Receiver::from_owned_fd(stderr)? };
+    let printed = match terminal {
+        Terminal::Pipes => Printed::Pipes { stdout: Receiver::from_owned_fd(stdout)?, stderr: Receiver::from_owned_fd(stderr)? },
+        Terminal::Pty => Printed::Terminal(stdout),
+    };
     Ok((Orders(write), Events(BufReader::new(read)), printed))
 }
 

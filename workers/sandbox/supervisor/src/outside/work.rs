@@ -5,7 +5,7 @@ use std::{cell::RefCell, io, path::Path, time::Duration};
 use tokio::time::{sleep, sleep_until, timeout};
 use towpath_schemas::{
     agent::{Isolation, Terminal},
-    frame::{EndRecord, FrameKind},
+    frame::{EndRecord, FrameKind, Size},
     guest::{Exit, FromGuest, Phase, SandboxSpec, StartOrder},
 };
 
@@ -22,6 +22,7 @@ use super::{
     sandbox::{Events, InitProcess, Orders, Printed, Remains},
     stage,
     stage::Inputs,
+    terminal,
 };
 use crate::{
     cgroup::{Cgroup, CgroupLimits, Controllers},
@@ -75,6 +76,8 @@ impl Work<'_> {
     /// Ends when everything was kept, or when nobody came for it.
     pub async fn run(&self) {
         let order = self.desk.start_order().await;
+        // What viewers say waits for the terminal from here on.
+        self.desk.set_terminal(order.terminal == Terminal::Pty);
         let mut tail = Tail::default();
         let before = self.prepare_workspace().map(|()| output::look_before(Path::new(&self.spec.workspace).join("outputs")));
         let outcome = match &before {
@@ -138,9 +141,6 @@ impl Work<'_> {
 
     /// Stages, raises the walls, gives the word and sees it through.
     async fn execute(&self, order: &StartOrder, tail: &mut Tail) -> Result<Outcome, Refusal> {
-        if order.terminal != Terminal::Pipes {
-            return Err(wall_failed("this release runs commands on pipes only"));
-        }
         let places = Places::of(self.spec, self.folder);
         let mut fifo =
             prepare::control_folder(self.folder, self.spec, order).map_err(|error| wall_failed(format!("control folder: {error}")))?;
@@ -152,12 +152,12 @@ impl Work<'_> {
             stop = self.desk.stop_order() => return Ok(Outcome { exit: Exit::default(), reason: Some(stop.reason) }),
         }
         self.desk.step("sandbox", None);
-        let raised = self.raise().await?;
+        let raised = self.raise(order.terminal).await?;
         let end = self.see_through(order, &places, raised, &mut fifo, &inputs, tail).await;
         self.end_sandbox(end).await
     }
 
-    async fn raise(&self) -> Result<Raised, Refusal> {
+    async fn raise(&self, terminal: Terminal) -> Result<Raised, Refusal> {
         let walls = &self.spec.walls;
         let root = rustix::process::geteuid().is_root();
         let bubblewrap = match walls.isolation {
@@ -189,7 +189,7 @@ impl Work<'_> {
         };
         let isolated = order.bubblewrap.is_some();
         let relative = cgroup.as_ref().map(|cgroup| cgroup.relative().to_owned());
-        let (sandbox, printed) = sandbox::raise(order, cgroup).await.map_err(wall_failed)?;
+        let (sandbox, printed) = sandbox::raise(order, cgroup, terminal).await.map_err(wall_failed)?;
         let sandbox::Sandbox { init, orders, events, remains } = sandbox;
         *self.running.borrow_mut() = Some(remains);
         // Durable before the word is given: a process 1 that is on no record has executed nothing.
@@ -266,7 +266,7 @@ impl Work<'_> {
         let reason = RefCell::new(None);
         let status = {
             let life = live(&mut events);
-            let gathered = gather::gather(self.desk, printed.stdout, printed.stderr, tail);
+            let gathered = self.gather(printed, tail);
             let steering = fifo::pump(self.desk, fifo, inputs, order.steering);
             let guard = self.guard(order, &mut orders, init, &reason);
             tokio::pin!(life, gathered, steering, guard);
@@ -298,6 +298,18 @@ impl Work<'_> {
         })
     }
 
+    /// Until nothing more can come out of the command.
+    async fn gather(&self, printed: Printed, tail: &mut Tail) {
+        match printed {
+            Printed::Pipes { stdout, stderr } => gather::gather(self.desk, stdout, stderr, tail).await,
+            Printed::Terminal(socket) => {
+                if let Err(error) = terminal::tend(self.desk, &socket, tail).await {
+                    crate::note!("the command's terminal cannot be used: {error}");
+                }
+            }
+        }
+    }
+
     async fn give_the_word(&self, order: &StartOrder, places: &Places, orders: &mut Orders, events: &mut Events) -> Result<(), Refusal> {
         folder::write_durably(&self.folder.started(), self.identified.incarnation().as_bytes())
             .map_err(|error| wall_failed(format!("`started` cannot be recorded: {error}")))?;
@@ -307,6 +319,7 @@ impl Work<'_> {
             command: order.command.clone(),
             env: prepare::environment(order, places),
             folder: places.workspace.clone(),
+            terminal: (order.terminal == Terminal::Pty).then(Size::default),
             grace_ms: u64::from(order.grace_s) * 1000,
         };
         // The walls' own complaint tells more than a broken pipe does.

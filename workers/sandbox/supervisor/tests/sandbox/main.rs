@@ -7,5 +7,6 @@ mod inputs;
 mod lives;
 mod output;
 mod steering;
+mod terminal;
 mod walls;
 mod world;

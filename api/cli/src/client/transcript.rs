@@ -1,0 +1,71 @@
+//! `towpath transcript`: the record of a run, whole or in part, in any of its formats.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use futures::TryStreamExt;
+use tokio::{fs::File, io::AsyncWriteExt};
+
+use super::{api::Api, failure::Failure, print::Printer};
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub struct TranscriptArgs {
+    run: String,
+    /// text: what a person reads; raw: every byte; cast: a recording for asciinema; ndjson: a frame a line.
+    #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = ["text", "raw", "cast", "ndjson"])]
+    format: String,
+    /// Only what was printed on this stream.
+    #[arg(long, value_name = "STREAM", value_parser = ["stdout", "stderr", "terminal"])]
+    stream: Option<String>,
+    /// Only what comes after this frame.
+    #[arg(long, value_name = "EPOCH.SEQ")]
+    after: Option<String>,
+    /// Only what comes up to this frame.
+    #[arg(long, value_name = "EPOCH.SEQ")]
+    until: Option<String>,
+    /// Only what was printed from this moment on (RFC 3339).
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Only what was printed before this moment (RFC 3339).
+    #[arg(long, value_name = "TIME")]
+    before: Option<String>,
+    /// Write it here instead of to stdout; the file appears once it is whole.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  towpath transcript RUN
+  towpath transcript RUN --format cast -o run.cast && asciinema play run.cast
+  towpath transcript RUN --format raw --stream stderr
+  towpath transcript RUN --format ndjson --since 2026-11-30T12:00:00Z --before 2026-11-30T12:05:00Z";
+
+pub async fn transcript(api: &Api, printer: &Printer, args: TranscriptArgs) -> Result<(), Failure> {
+    let mut query = vec![("format", args.format.clone())];
+    let parts = [("stream", args.stream), ("after", args.after), ("until", args.until), ("since", args.since), ("before", args.before)];
+    query.extend(parts.into_iter().filter_map(|(name, value)| Some((name, value?))));
+    let response = api.stream(&["v1", "runs", &args.run, "transcript"], &query, None).await?;
+    let mut pieces = response.bytes_stream();
+    let mut next = async || pieces.try_next().await.map_err(|error| Failure::Unreachable(format!("the transcript breaks off: {error}")));
+    let Some(path) = args.output else {
+        // Control sequences of a sandbox are for a person's terminal only when they were asked for.
+        let mut filter = printer.filter();
+        while let Some(piece) = next().await? {
+            if args.format == "text" { printer.out(&filter.pass(&piece)) } else { printer.bytes(&piece) }
+        }
+        return Ok(());
+    };
+    let unfinished = path.with_added_extension("part");
+    let mut file = File::create(&unfinished).await.map_err(|error| Failure::local(unfinished.display(), &error))?;
+    let mut bytes = 0;
+    while let Some(piece) = next().await? {
+        file.write_all(&piece).await.map_err(|error| Failure::local(unfinished.display(), &error))?;
+        bytes += piece.len();
+    }
+    file.sync_all().await.map_err(|error| Failure::local(unfinished.display(), &error))?;
+    tokio::fs::rename(&unfinished, &path).await.map_err(|error| Failure::local(path.display(), &error))?;
+    printer.note(&format!("{bytes} bytes in {}", path.display()));
+    Ok(())
+}
