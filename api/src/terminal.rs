@@ -1,6 +1,6 @@
 //! One viewer of a run's terminal: frames go out as the reader gives them, what is typed goes to the gateway that the sandbox is connected to. Nothing of it is kept here.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
 use async_nats::Subscriber;
 use axum::extract::ws::{CloseFrame, Message, WebSocket};
@@ -23,8 +23,10 @@ use uuid::Uuid;
 
 /// How often a viewer's window is told again, and the run looked at.
 const LOOK: Duration = Duration::from_secs(VIEWER_S / 3);
-/// How long what was typed may go unanswered.
+/// How long what was typed may go unanswered, or wait for a sandbox that is not connected.
 const UNHEARD: Duration = Duration::from_secs(5);
+/// Wait before it is tried again while nobody is there to take it.
+const AGAIN: Duration = Duration::from_millis(200);
 /// A viewer that takes nothing for this long is hung up on; it comes again and misses nothing.
 const STALLED: Duration = Duration::from_secs(60);
 /// Bytes of frames in one message.
@@ -60,6 +62,20 @@ pub async fn view(chassis: Chassis, socket: WebSocket, viewing: Viewing) {
     let _ = viewer.socket.send(Message::Close(Some(CloseFrame { code: 1000, reason: "".into() }))).await;
 }
 
+struct Typing {
+    number: u64,
+    bytes: Vec<u8>,
+    since: Instant,
+    /// Certainly nobody has got it; when to try again.
+    again_at: Option<Instant>,
+}
+
+impl Typing {
+    fn wakes_at(&self) -> Instant {
+        self.again_at.unwrap_or(self.since + UNHEARD)
+    }
+}
+
 struct Viewer {
     chassis: Chassis,
     socket: WebSocket,
@@ -69,8 +85,10 @@ struct Viewer {
     answers: Subscriber,
     inbox: String,
     window: Option<Size>,
-    /// What was typed and not answered: by number, when.
-    typed: BTreeMap<u64, Instant>,
+    /// What is on its way into the command; one after the other, so that what could not be typed yet is not overtaken.
+    typing: Option<Typing>,
+    /// What waits behind it.
+    typed: VecDeque<(u64, Vec<u8>)>,
     /// Every record that exists was given to its end.
     closed: bool,
     /// Frames have come.
@@ -86,7 +104,20 @@ impl Viewer {
             .await
             .map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() })?;
         let pieces = reader::read(&chassis, of.tenant, of.run, of.after, true);
-        Ok(Self { chassis, socket, of, id, pieces, answers, inbox, window: None, typed: BTreeMap::new(), closed: false, begun: false })
+        Ok(Self {
+            chassis,
+            socket,
+            of,
+            id,
+            pieces,
+            answers,
+            inbox,
+            window: None,
+            typing: None,
+            typed: VecDeque::new(),
+            closed: false,
+            begun: false,
+        })
     }
 
     async fn go(&mut self) -> Result<()> {
@@ -99,7 +130,7 @@ impl Viewer {
                 self.tell(&ToViewer::End { state: ended.unwrap_or(self.of.state) }).await?;
                 return Ok(());
             }
-            let unheard = self.typed.values().min().map(|at| *at + UNHEARD);
+            let wakes_at = self.typing.as_ref().map(Typing::wakes_at);
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 piece = self.pieces.recv() => {
@@ -117,7 +148,7 @@ impl Viewer {
                     Some(Ok(message)) => self.message(message).await?,
                     Some(Err(_)) | None => return Ok(()),
                 },
-                () = tokio::time::sleep_until(unheard.unwrap_or_else(Instant::now)), if unheard.is_some() => self.unheard().await?,
+                () = tokio::time::sleep_until(wakes_at.unwrap_or_else(Instant::now)), if wakes_at.is_some() => self.unheard().await?,
                 _ = look.tick() => {
                     self.here().await;
                     // A dead connection shows itself at this.
@@ -216,36 +247,57 @@ impl Viewer {
         if !self.of.may_type {
             return self.tell(&ToViewer::Refused { number, reason: self.why_not().to_owned() }).await;
         }
-        if typed.len() > TYPED_BYTES {
-            return self.tell(&ToViewer::Refused { number, reason: format!("at most {TYPED_BYTES} bytes at once") }).await;
+        let waiting: usize = self.typed.iter().map(|(_, bytes)| bytes.len()).sum();
+        if waiting + typed.len() > TYPED_BYTES {
+            return self.tell(&ToViewer::Refused { number, reason: format!("at most {TYPED_BYTES} bytes may wait to be typed") }).await;
         }
-        self.typed.insert(number, Instant::now());
-        if !self.say(ViewerSays::Type { number, b64: STANDARD.encode(typed) }).await {
-            self.typed.remove(&number);
-            return self.tell(&ToViewer::Refused { number, reason: "NATS is away; nothing was typed".to_owned() }).await;
-        }
+        self.typed.push_back((number, typed.to_vec()));
+        self.type_next().await;
         Ok(())
+    }
+
+    async fn type_next(&mut self) {
+        if self.typing.is_none()
+            && let Some((number, bytes)) = self.typed.pop_front()
+        {
+            self.typing = Some(Typing { number, bytes, since: Instant::now(), again_at: None });
+            self.try_typing().await;
+        }
+    }
+
+    async fn try_typing(&mut self) {
+        let Some((number, b64)) = self.typing.as_ref().map(|typing| (typing.number, STANDARD.encode(&typing.bytes))) else { return };
+        let gone = self.say(ViewerSays::Type { number, b64 }).await;
+        if let Some(typing) = &mut self.typing {
+            typing.again_at = (!gone).then(|| Instant::now() + AGAIN);
+        }
+    }
+
+    /// What is on its way has come to an end.
+    async fn typed(&mut self, number: u64) {
+        if self.typing.as_ref().is_some_and(|typing| typing.number == number) {
+            self.typing = None;
+            self.type_next().await;
+        }
     }
 
     async fn answer(&mut self, answer: &async_nats::Message) -> Result<()> {
         if answer.status == Some(async_nats::StatusCode::NO_RESPONDERS) {
-            // Nobody has got it: no sandbox of this run is connected now.
-            let number = answer.subject.rsplit('.').next().and_then(|token| token.parse().ok());
-            return match number.filter(|number| self.typed.remove(number).is_some()) {
-                Some(number) => {
-                    self.tell(&ToViewer::Refused { number, reason: "the sandbox is not connected; nothing was typed".to_owned() }).await
-                }
-                None => Ok(()),
-            };
+            // Nobody has got it, so it may be tried again: no sandbox of this run is connected now.
+            let number = answer.subject.rsplit('.').next().and_then(|token| token.parse::<u64>().ok());
+            if let Some(typing) = self.typing.as_mut().filter(|typing| Some(typing.number) == number) {
+                typing.again_at = Some(Instant::now() + AGAIN);
+            }
+            return Ok(());
         }
         match serde_json::from_slice(&answer.payload) {
             Ok(ViewerHeard::Size { size, owner }) => self.tell(&ToViewer::Size { size, owner }).await,
             Ok(ViewerHeard::Typed { number }) => {
-                self.typed.remove(&number);
+                self.typed(number).await;
                 self.tell(&ToViewer::Typed { number }).await
             }
             Ok(ViewerHeard::Refused { number, reason }) => {
-                self.typed.remove(&number);
+                self.typed(number).await;
                 self.tell(&ToViewer::Refused { number, reason }).await
             }
             Err(_) => Ok(()),
@@ -253,10 +305,19 @@ impl Viewer {
     }
 
     async fn unheard(&mut self) -> Result<()> {
-        let over: Vec<u64> = self.typed.iter().filter(|(_, at)| at.elapsed() >= UNHEARD).map(|(number, _)| *number).collect();
-        for number in over {
-            self.typed.remove(&number);
-            self.tell(&ToViewer::Unheard { number }).await?;
+        let Some(typing) = &self.typing else { return Ok(()) };
+        let (number, over, nobody) = (typing.number, typing.since.elapsed() >= UNHEARD, typing.again_at.is_some());
+        match (over, nobody) {
+            (false, true) => self.try_typing().await,
+            (false, false) => {}
+            (true, true) => {
+                self.tell(&ToViewer::Refused { number, reason: "the sandbox is not connected; nothing was typed".to_owned() }).await?;
+                self.typed(number).await;
+            }
+            (true, false) => {
+                self.tell(&ToViewer::Unheard { number }).await?;
+                self.typed(number).await;
+            }
         }
         Ok(())
     }

@@ -142,7 +142,9 @@ impl Attached<'_> {
         let after = self.mirror.last().map(|(epoch, seq)| format!("{epoch}.{seq}"));
         let mut socket = self.api.terminal(&self.run, after.as_deref()).await?;
         // What was on its way may have been typed: it is not typed again.
-        self.typed.clear();
+        if !std::mem::take(&mut self.typed).is_empty() {
+            self.mirror.say("the connection broke; the last keys may not have been typed");
+        }
         self.tell(&mut socket, &FromViewer::Window { size: self.mirror.window() }).await?;
         if std::mem::take(&mut self.own) {
             self.tell(&mut socket, &FromViewer::Own).await?;
