@@ -89,17 +89,15 @@ pub(crate) fn inherit<F: Future<Output = ()>>(future: F) -> impl Future<Output =
 }
 
 /// What a task runs on somebody's behalf: it passes that one's points, and is dropped when that one is killed.
-pub(crate) fn on_behalf<F: Future<Output = ()>>(whose: Whose, future: F) -> impl Future<Output = ()> {
-    async move {
-        let Some(plan) = whose.0 else { return future.await };
-        let spawned = plan.spawned.token();
-        tokio::select! {
-            biased;
-            () = plan.killed.cancelled() => {}
-            () = PLAN.scope(plan.clone(), future) => {}
-        }
-        drop(spawned);
+pub(crate) async fn on_behalf<F: Future<Output = ()>>(whose: Whose, future: F) {
+    let Some(plan) = whose.0 else { return future.await };
+    let spawned = plan.spawned.token();
+    tokio::select! {
+        biased;
+        () = plan.killed.cancelled() => {}
+        () = PLAN.scope(plan.clone(), future) => {}
     }
+    drop(spawned);
 }
 
 #[cfg(test)]

@@ -88,7 +88,6 @@ pub async fn run(api: &Api, printer: &Printer, args: RunArgs) -> Result<(), Fail
         labels: args.labels.into_iter().collect(),
         priority: args.priority,
         mode: args.mode.map(|mode| if mode == "interactive" { Mode::Interactive } else { Mode::OneShot }),
-        ..NewRun::default()
     };
     let answer = api.post(&["v1", "runs"], body, args.idempotency_key).await?;
     if !args.follow && !args.wait && !args.attach {

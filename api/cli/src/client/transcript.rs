@@ -57,7 +57,9 @@ pub async fn transcript(api: &Api, printer: &Printer, args: TranscriptArgs) -> R
         }
         return Ok(());
     };
-    let unfinished = path.with_added_extension("part");
+    let mut unfinished = path.clone().into_os_string();
+    unfinished.push(".part");
+    let unfinished = PathBuf::from(unfinished);
     let mut file = File::create(&unfinished).await.map_err(|error| Failure::local(unfinished.display(), &error))?;
     let mut bytes = 0;
     while let Some(piece) = next().await? {
