@@ -194,7 +194,9 @@ async fn serve(chassis: Chassis, metrics: PrometheusHandle, started: Instant) ->
             tracing::debug!(%error, "TCP_NODELAY");
         }
     });
-    let server = axum::serve(listener, towpath_api::router(api)).with_graceful_shutdown(stop.cancelled_owned());
+    // As a make-service, which shares the table of routes; served as it is, a router is copied for every connection.
+    let service = towpath_api::router(api).into_make_service();
+    let server = axum::serve(listener, service).with_graceful_shutdown(stop.cancelled_owned());
     let draining = chassis.clone();
     let limit = chassis.config.limits.drain;
     tokio::select! {

@@ -25,7 +25,7 @@ pub enum Until {
 
 const IN_FLIGHT: usize = 64;
 /// Supervisors that are connected at a time.
-const GUESTS: usize = 128;
+const GUESTS: usize = 1024;
 /// Runs submitted one after the other, each once the one before has come to its start or its end: the time that one takes when nothing else is going on.
 const ALONE: usize = 100;
 const SOON: Duration = Duration::from_secs(120);
