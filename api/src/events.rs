@@ -1,6 +1,6 @@
 //! A run's event stream: its history (moves of the run and its steers, ordered by revision) and its transcript (ordered by epoch and sequence), each without a gap or a repeat from any id on.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::response::sse::Event;
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -14,19 +14,18 @@ use towpath_schemas::{
     body::{HistoryEntry, OutputEvent, RunState},
     frame::Frame,
     id::{RunId, TenantId},
-    subject,
 };
 use towpath_transcript::{
     State,
     reader::{self, Cursor, Piece},
 };
 
+use crate::feed::Feed;
+
 /// A comment on a stream that is silent for this long keeps it open.
 pub const COMMENT: Duration = Duration::from_secs(15);
 /// Events on their way to one listener.
 const AHEAD: usize = 64;
-/// How long the history is not looked at without an event.
-const LOOK: Duration = Duration::from_secs(3);
 /// How long an ended run's stream waits for a record that is still being sealed.
 const SEALING: Duration = Duration::from_secs(10);
 
@@ -65,83 +64,86 @@ impl Place {
 }
 
 /// Follows a run from a place to its end.
-pub async fn follow(
+pub fn follow(
     chassis: &Chassis,
+    feed: Arc<Feed>,
     tenant: TenantId,
     run: RunId,
     from: Place,
-) -> Result<impl Stream<Item = std::result::Result<Event, Infallible>> + use<>> {
-    let events = chassis
-        .nats
-        .subscribe(subject::event_run(tenant, run))
-        .await
-        .map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() })?;
+) -> impl Stream<Item = std::result::Result<Event, Infallible>> + use<> {
     let (sender, receiver) = mpsc::channel(AHEAD);
-    let follower = Follower { chassis: chassis.clone(), tenant, run, at: from, sender: sender.clone(), ended_at: None, closed: false };
+    let follower = Follower { chassis: chassis.clone(), feed, tenant, run, at: from, sender: sender.clone(), look_at: None, closed: false };
     let stop = chassis.tasks.stopping();
     chassis.tasks.spawn(async move {
         let result = tokio::select! {
             () = stop.cancelled() => return,
             () = sender.closed() => return,
-            result = follower.go(events) => result,
+            result = follower.go() => result,
         };
         if let Err(error) = result {
             // The listener reconnects with its last id and goes on from there.
             tracing::debug!(error = error.chain(), "an event stream broke off");
         }
     });
-    Ok(ReceiverStream::new(receiver).map(Ok))
+    ReceiverStream::new(receiver).map(Ok)
 }
 
 struct Follower {
     chassis: Chassis,
+    feed: Arc<Feed>,
     tenant: TenantId,
     run: RunId,
     at: Place,
     sender: mpsc::Sender<Event>,
-    ended_at: Option<tokio::time::Instant>,
+    /// Since the run has ended: when to look whether everything was given.
+    look_at: Option<tokio::time::Instant>,
     closed: bool,
 }
 
 impl Follower {
-    async fn go(mut self, mut events: async_nats::Subscriber) -> Result<()> {
-        let mut pieces = reader::read(&self.chassis, self.tenant, self.run, self.at.frame, true);
-        self.history().await?;
+    async fn go(mut self) -> Result<()> {
+        let mut state = self.feed.state();
+        let mut pieces = reader::follow(&self.chassis, self.tenant, self.run, self.at.frame, self.feed.live());
+        let now = *state.borrow_and_update();
+        self.history(now).await?;
         loop {
-            let over = match self.ended_at {
-                Some(at) => self.has_everything().await? || at.elapsed() >= SEALING,
-                None => false,
-            };
+            let over = self.is_over().await?;
             if over {
-                self.history().await?;
-                return self.end().await;
+                let state = reader::fetch(view::state(&self.chassis.db, self.tenant, self.run)).await?;
+                self.history(state).await?;
+                return self.end(state.0).await;
             }
             tokio::select! {
                 piece = pieces.recv() => match piece {
                     Some(piece) => self.piece(piece?).await?,
                     None => return Err(Error::broken("the reader ended")),
                 },
-                event = events.next() => {
-                    if event.is_none() {
-                        return Err(Error::broken("the subscription was closed"));
-                    }
-                    self.history().await?;
+                moved = state.changed() => {
+                    moved.map_err(|_| Error::broken("the run is not followed any more"))?;
+                    let now = *state.borrow_and_update();
+                    self.history(now).await?;
                 }
-                () = tokio::time::sleep(LOOK) => self.history().await?,
+                () = tokio::time::sleep(SEALING), if self.look_at.is_some() => {}
             }
         }
     }
 
-    /// Every record is closed and given to its last frame.
-    async fn has_everything(&mut self) -> Result<bool> {
-        if !self.closed {
+    /// The run has ended and everything was given, or a record is still being sealed after [`SEALING`]. Who is only slow is waited for.
+    async fn is_over(&mut self) -> Result<bool> {
+        let Some(look_at) = self.look_at else { return Ok(false) };
+        let now = tokio::time::Instant::now();
+        let late = now >= look_at;
+        if !self.closed && !late {
             return Ok(false);
         }
-        let records = towpath_transcript::records(&self.chassis.db, self.tenant, self.run).await?;
+        if late {
+            self.look_at = Some(now + SEALING);
+        }
+        let records = reader::fetch(towpath_transcript::records(&self.chassis.db, self.tenant, self.run)).await?;
         let all_closed = records.iter().all(|record| record.state == State::Closed);
         let given = records.last().is_none_or(|last| self.at.frame >= Cursor { epoch: last.epoch, seq: last.last_seq });
         self.closed = all_closed && given;
-        Ok(self.closed)
+        Ok(self.closed || (late && !all_closed))
     }
 
     async fn send(&self, kind: &str, data: &impl serde::Serialize) -> Result<()> {
@@ -153,9 +155,10 @@ impl Follower {
         self.sender.send(event).await.map_err(|_| Error::broken("the listener has gone away"))
     }
 
-    async fn history(&mut self) -> Result<()> {
-        loop {
-            let entries = view::history(&self.chassis.db, self.tenant, self.run, self.at.revision).await?;
+    /// Gives what the history has beyond what was given, when it has anything.
+    async fn history(&mut self, (state, revision): (RunState, i64)) -> Result<()> {
+        while self.at.revision < revision {
+            let entries = reader::fetch(view::history(&self.chassis.db, self.tenant, self.run, self.at.revision)).await?;
             for entry in &entries {
                 self.at.revision = entry.revision;
                 self.entry(entry).await?;
@@ -164,8 +167,8 @@ impl Follower {
                 break;
             }
         }
-        if self.ended_at.is_none() && view::state(&self.chassis.db, self.tenant, self.run).await?.0.ended() {
-            self.ended_at = Some(tokio::time::Instant::now());
+        if self.look_at.is_none() && state.ended() {
+            self.look_at = Some(tokio::time::Instant::now() + SEALING);
         }
         Ok(())
     }
@@ -210,8 +213,7 @@ impl Follower {
         .await
     }
 
-    async fn end(&self) -> Result<()> {
-        let (state, _): (RunState, i64) = view::state(&self.chassis.db, self.tenant, self.run).await?;
+    async fn end(&self, state: RunState) -> Result<()> {
         self.send("end", &serde_json::json!({ "state": state, "transcript": if self.closed { "closed" } else { "sealing" } })).await
     }
 }

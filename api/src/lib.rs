@@ -3,6 +3,7 @@
 mod answer;
 mod caller;
 mod events;
+mod feed;
 pub mod gateway;
 mod routes;
 mod terminal;
@@ -27,6 +28,7 @@ use utoipa_axum::router::OpenApiRouter;
 pub struct Api {
     pub chassis: Chassis,
     pub callers: Callers,
+    pub feeds: feed::Feeds,
     pub starts: Starts,
     pub gateway: gateway::Gateway,
     pub metrics: Option<PrometheusHandle>,
@@ -37,7 +39,8 @@ impl Api {
         let callers = Callers::start(&chassis);
         let starts = Starts::new(&chassis);
         let gateway = gateway::Gateway::start(&chassis);
-        Self { chassis, callers, starts, gateway, metrics }
+        let feeds = feed::Feeds::new(&chassis);
+        Self { chassis, callers, feeds, starts, gateway, metrics }
     }
 }
 

@@ -1,14 +1,16 @@
 //! One viewer of a run's terminal: frames go out as the reader gives them, what is typed goes to the gateway that the sandbox is connected to. Nothing of it is kept here.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use async_nats::Subscriber;
 use axum::extract::ws::{CloseFrame, Message, WebSocket};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use futures::StreamExt;
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
 use towpath_chassis::{Chassis, Error, Result};
-use towpath_run::view;
 use towpath_schemas::{
     body::RunState,
     frame::{Frame, Size},
@@ -20,6 +22,8 @@ use towpath_schemas::{
 };
 use towpath_transcript::reader::{self, Cursor, Piece};
 use uuid::Uuid;
+
+use crate::feed::Feed;
 
 /// How often a viewer's window is told again, and the run looked at.
 const LOOK: Duration = Duration::from_secs(VIEWER_S / 3);
@@ -38,7 +42,7 @@ pub const FROM_VIEWER_BYTES: usize = TYPED_BYTES + 1024;
 pub struct Viewing {
     pub tenant: TenantId,
     pub run: RunId,
-    pub state: RunState,
+    pub feed: Arc<Feed>,
     pub after: Cursor,
     pub may_type: bool,
 }
@@ -89,6 +93,7 @@ struct Viewer {
     typing: Option<Typing>,
     /// What waits behind it.
     typed: VecDeque<(u64, Vec<u8>)>,
+    state: watch::Receiver<(RunState, i64)>,
     /// Every record that exists was given to its end.
     closed: bool,
     /// Frames have come.
@@ -103,7 +108,8 @@ impl Viewer {
             .subscribe(format!("{inbox}.>"))
             .await
             .map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() })?;
-        let pieces = reader::read(&chassis, of.tenant, of.run, of.after, true);
+        let pieces = reader::follow(&chassis, of.tenant, of.run, of.after, of.feed.live());
+        let state = of.feed.state();
         Ok(Self {
             chassis,
             socket,
@@ -112,6 +118,7 @@ impl Viewer {
             pieces,
             answers,
             inbox,
+            state,
             window: None,
             typing: None,
             typed: VecDeque::new(),
@@ -121,13 +128,14 @@ impl Viewer {
     }
 
     async fn go(&mut self) -> Result<()> {
-        self.tell(&ToViewer::Hello { run: self.of.run, state: self.of.state, may_type: self.of.may_type }).await?;
+        let state = self.state.borrow_and_update().0;
+        self.tell(&ToViewer::Hello { run: self.of.run, state, may_type: self.of.may_type }).await?;
         let stop = self.chassis.tasks.stopping();
         let mut look = tokio::time::interval(LOOK);
-        let mut ended = None;
         loop {
-            if self.closed && ended.is_some_and(RunState::ended) {
-                self.tell(&ToViewer::End { state: ended.unwrap_or(self.of.state) }).await?;
+            let state = self.state.borrow_and_update().0;
+            if self.closed && state.ended() {
+                self.tell(&ToViewer::End { state }).await?;
                 return Ok(());
             }
             let wakes_at = self.typing.as_ref().map(Typing::wakes_at);
@@ -135,11 +143,9 @@ impl Viewer {
                 () = stop.cancelled() => return Ok(()),
                 piece = self.pieces.recv() => {
                     let piece = piece.ok_or_else(|| Error::broken("the reader ended"))??;
-                    if let Piece::Tip { closed: true } = &piece {
-                        ended = Some(view::state(&self.chassis.db, self.of.tenant, self.of.run).await?.0);
-                    }
                     self.piece(piece).await?;
                 }
+                moved = self.state.changed() => moved.map_err(|_| Error::broken("the run is not followed any more"))?,
                 answer = self.answers.next() => {
                     let answer = answer.ok_or_else(|| Error::broken("the subscription was closed"))?;
                     self.answer(&answer).await?;

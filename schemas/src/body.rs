@@ -40,6 +40,19 @@ pub struct NewRun {
     pub priority: Option<i16>,
 }
 
+/// What of an earlier run is to be otherwise when it is run again.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(ToSchema))]
+pub struct Rerun {
+    /// Another prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<String>,
+    /// In the same session, with the workspace as it is now; otherwise in a new one.
+    #[serde(default)]
+    pub same_session: bool,
+}
+
 /// One place that a result goes to: exactly one of the keys.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]

@@ -4,6 +4,8 @@ mod access;
 mod agent;
 mod api;
 mod attach;
+mod context;
+mod doctor;
 mod failure;
 mod file;
 mod follow;
@@ -27,13 +29,19 @@ use api::Api;
 use failure::Failure;
 use print::Printer;
 
+/// Where `towpath dev` listens.
+const DEFAULT_URL: &str = "http://127.0.0.1:7800";
+
 /// Given before or after any client command.
 #[derive(Args)]
 pub struct Global {
-    /// Where the server is.
-    #[arg(long, global = true, env = "TOWPATH_URL", default_value = "http://127.0.0.1:7800", value_name = "URL")]
-    url: String,
-    /// The token to show; otherwise the file .towpath/token in this folder or one above it.
+    /// Where the server is; otherwise the one of `towpath login`, otherwise http://127.0.0.1:7800.
+    #[arg(long, global = true, env = "TOWPATH_URL", value_name = "URL")]
+    url: Option<String>,
+    /// The server of that name, as `towpath login` was told it.
+    #[arg(long, global = true, env = "TOWPATH_CONTEXT", value_name = "NAME", conflicts_with = "url")]
+    context: Option<String>,
+    /// The token to show; otherwise the one of `towpath login`, otherwise the file .towpath/token in this folder or one above it.
     #[arg(long, global = true, env = "TOWPATH_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     token: Option<String>,
     /// Print what the API answered, as JSON.
@@ -57,6 +65,8 @@ pub enum ClientCommand {
     Transcript(transcript::TranscriptArgs),
     /// Sit at a run's terminal; the run goes on when you leave.
     Attach(attach::AttachArgs),
+    /// Run something again: the same prompt, files, labels and targets, by the agent's newest version.
+    Rerun(runs::RerunArgs),
     /// End a run. It settles within 15 seconds in any case.
     Cancel(runs::RunArg),
     /// Say that a run's sandbox is certainly gone, when nothing else can find out.
@@ -83,6 +93,16 @@ pub enum ClientCommand {
     /// Create and list tenants.
     #[command(subcommand)]
     Tenants(access::TenantsCommand),
+    /// Find out what is in the way, from here to the server and in it.
+    Doctor,
+    /// Keep a server and its token under a name, and use it from now on; without a name list them.
+    Login(context::LoginArgs),
+    /// Use the server of that name from now on.
+    Use(context::NameArg),
+    /// Forget a server and its token.
+    Logout(context::NameArg),
+    /// Print a script that completes commands in your shell: `towpath completion bash > /etc/bash_completion.d/towpath`.
+    Completion { shell: clap_complete::Shell },
     /// Say whether the server is ready, and what it waits for otherwise.
     Status,
     /// Receive webhook deliveries here, verify their signatures and print them.
@@ -93,7 +113,14 @@ pub enum ClientCommand {
 pub async fn run(global: Global, command: ClientCommand) -> ExitCode {
     let printer = Printer::new(global.json);
     let done = async {
-        let api = Api::new(&global.url, global.token)?;
+        let command = match alone(&global, &printer, command).await? {
+            Some(command) => command,
+            None => return Ok(()),
+        };
+        // A server that is named by its URL has nothing to do with one that was logged in to.
+        let context = if global.url.is_some() { None } else { context::chosen(global.context.as_deref())? };
+        let url = global.url.or_else(|| context.as_ref().map(|context| context.url.clone())).unwrap_or_else(|| DEFAULT_URL.to_owned());
+        let api = Api::new(&url, global.token.or_else(|| context.map(|context| context.token)))?;
         carry_out(&api, &printer, command).await
     };
     let failure = match done.await {
@@ -102,6 +129,22 @@ pub async fn run(global: Global, command: ClientCommand) -> ExitCode {
     };
     printer.failure(&failure);
     failure.exit_code()
+}
+
+/// Carries out what needs no server; anything else comes back.
+async fn alone(global: &Global, printer: &Printer, command: ClientCommand) -> Result<Option<ClientCommand>, Failure> {
+    match command {
+        ClientCommand::Login(args) => context::login(global, printer, args).await?,
+        ClientCommand::Use(args) => context::switch(printer, args)?,
+        ClientCommand::Logout(args) => context::logout(printer, args)?,
+        ClientCommand::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut crate::command(), "towpath", &mut script);
+            printer.bytes(&script);
+        }
+        other => return Ok(Some(other)),
+    }
+    Ok(None)
 }
 
 async fn carry_out(api: &Api, printer: &Printer, command: ClientCommand) -> Result<(), Failure> {
@@ -113,6 +156,7 @@ async fn carry_out(api: &Api, printer: &Printer, command: ClientCommand) -> Resu
         ClientCommand::Logs(args) => logs::logs(api, printer, args).await,
         ClientCommand::Transcript(args) => transcript::transcript(api, printer, args).await,
         ClientCommand::Attach(args) => attach::attach(api, printer, args).await,
+        ClientCommand::Rerun(args) => runs::rerun(api, printer, args).await,
         ClientCommand::Cancel(args) => runs::cancel(api, printer, args).await,
         ClientCommand::Abandon(args) => runs::abandon(api, printer, args).await,
         ClientCommand::History(args) => runs::history(api, printer, args).await,
@@ -125,6 +169,8 @@ async fn carry_out(api: &Api, printer: &Printer, command: ClientCommand) -> Resu
         ClientCommand::Tokens(command) => access::tokens(api, printer, command).await,
         ClientCommand::Tenants(command) => access::tenants(api, printer, command).await,
         ClientCommand::Status => status::status(api, printer).await,
+        ClientCommand::Doctor => doctor::doctor(api, printer).await,
+        ClientCommand::Login(_) | ClientCommand::Use(_) | ClientCommand::Logout(_) | ClientCommand::Completion { .. } => Ok(()),
         ClientCommand::Listen(args) => listen::listen(printer, args).await,
     }
 }

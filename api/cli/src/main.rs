@@ -5,7 +5,7 @@ mod serve;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Towpath runs long-running agents, each in a sandbox of its own, and lets people steer them while they work.
 #[derive(Parser)]
@@ -24,6 +24,8 @@ Examples:
   towpath steer RUN \"also list the ten largest files\"
   towpath runs --state running
   towpath logs -f RUN
+  towpath run shell --attach
+  towpath doctor
 
 Exit codes: 0 done; 1 the run failed; 2 wrong use; 3 the run was canceled; 4 the run timed out; 5 the server refused; 6 no server.";
 
@@ -33,6 +35,11 @@ enum Command {
     Client(client::ClientCommand),
     #[command(flatten)]
     Serve(serve::ServeCommand),
+}
+
+/// The whole command line, for completion scripts.
+fn command() -> clap::Command {
+    Arguments::command()
 }
 
 fn main() -> ExitCode {

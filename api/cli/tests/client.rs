@@ -294,3 +294,73 @@ fn listen_takes_what_is_signed_and_refuses_the_rest() -> Result<()> {
         Ok(())
     })
 }
+
+#[test]
+fn servers_are_kept_under_names_and_a_token_that_does_not_work_is_not() -> Result<()> {
+    local(async {
+        let home = tempfile::tempdir()?;
+        let agents = get(async |State(world): State<World>, headers: HeaderMap| {
+            note(&world, "agents", &headers, b"");
+            let known = headers.get(header::AUTHORIZATION).is_some_and(|value| value == "Bearer good");
+            if known { Json(json!({ "items": [], "cursor": null })).into_response() } else { refuse(ErrorCode::Unauthorized, "the token is unknown") }
+        });
+        let (server, world) = serve(Router::new().route("/v1/agents", agents)).await?;
+        let url = format!("http://{server}");
+        let towpath = async |arguments: &[&str]| -> Result<Output> {
+            let mut command = command(server, arguments);
+            command.env_remove("TOWPATH_URL").env_remove("TOWPATH_TOKEN").env("HOME", home.path()).env_remove("XDG_CONFIG_HOME");
+            Ok(command.current_dir(home.path()).output().await?)
+        };
+        let refused = towpath(&["login", "first", "--url", &url, "--token", "bad"]).await?;
+        assert_eq!(refused.status.code(), Some(5), "{}", text(&refused.stderr));
+        assert!(!home.path().join(".config/towpath/contexts.toml").exists());
+        assert!(towpath(&["login", "first", "--url", &url, "--token", "good"]).await?.status.success());
+        let kept = std::fs::metadata(home.path().join(".config/towpath/contexts.toml"))?;
+        assert_eq!(std::os::unix::fs::PermissionsExt::mode(&kept.permissions()) & 0o777, 0o600);
+        // Used without another word, by its name, and not with a URL of one's own.
+        for (arguments, token) in [(&["agent", "list"][..], "good"), (&["agent", "list", "--context", "first"], "good"), (&["agent", "list", "--url", &url], "")] {
+            towpath(arguments).await?;
+            let (headers, _) = requests(&world, "agents").pop().context("asked")?;
+            let shown = headers.get(header::AUTHORIZATION).map(|value| text(value.as_bytes())).unwrap_or_default();
+            assert_eq!(shown.trim_start_matches("Bearer "), token, "{arguments:?}");
+        }
+        let unknown = towpath(&["agent", "list", "--context", "second"]).await?;
+        assert!(unknown.status.code() == Some(2) && text(&unknown.stderr).contains("there are first"), "{}", text(&unknown.stderr));
+        let listed = towpath(&["login"]).await?;
+        assert!(text(&listed.stdout).contains(&url) && !text(&listed.stdout).contains("good"), "{}", text(&listed.stdout));
+        assert!(towpath(&["logout", "first"]).await?.status.success());
+        assert_eq!(towpath(&["use", "first"]).await?.status.code(), Some(2));
+        Ok(())
+    })
+}
+
+#[test]
+fn doctor_says_what_is_in_the_way_and_what_to_do() -> Result<()> {
+    local(async {
+        let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+        let done = towpath(nobody, &["doctor"]).await?;
+        assert!(done.status.code() == Some(1) && text(&done.stdout).contains("./dev up"), "{}", text(&done.stdout));
+        let router = Router::new()
+            .route("/readyz", get(async || (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "ready": false, "postgres": "ok", "nats": "away: no answer", "s3": "ok" })))))
+            .route("/v1/agents", get(async || Json(json!({ "items": [], "cursor": null }))))
+            .route("/v1/runs", get(async || Json(json!({ "items": [], "cursor": null }))));
+        let (server, _) = serve(router).await?;
+        let done = towpath(server, &["doctor"]).await?;
+        let told = text(&done.stdout);
+        assert!(done.status.code() == Some(1) && told.contains("✗ nats: away: no answer") && told.contains("✓ postgres: ok") && told.contains("towpath agent apply"), "{told}");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_shell_can_complete_every_command() -> Result<()> {
+    local(async {
+        let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+        for shell in ["bash", "zsh", "fish"] {
+            let done = towpath(nobody, &["completion", shell]).await?;
+            let script = text(&done.stdout);
+            assert!(done.status.success() && ["attach", "transcript", "rerun", "doctor"].iter().all(|name| script.contains(name)), "{shell}");
+        }
+        Ok(())
+    })
+}

@@ -312,6 +312,8 @@ impl Connection {
                 self.uploaded(upload, begun).await
             }
             FromGuest::OutputSkipped { upload, name, size, reason } => {
+                // It may have begun.
+                self.uploads.drop_upload(upload);
                 self.report(Report::OutputUnavailable { name, size, reason }).await?;
                 self.tell(&ToGuest::OutputStored { upload }).await
             }

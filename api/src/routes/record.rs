@@ -76,7 +76,7 @@ async fn transcript(State(api): State<Api>, Runs(caller): Runs, Path(run): Path<
         (None, Some(since)) => reader::since(&api.chassis, caller.tenant, run, since).await?,
         (None, None) => Cursor::default(),
     };
-    let pieces = ReceiverStream::new(reader::read(&api.chassis, caller.tenant, run, from, false));
+    let pieces = ReceiverStream::new(reader::read(&api.chassis, caller.tenant, run, from));
     let mut renderer = Renderer::new(format, only);
     let body = pieces.map(move |piece| piece.and_then(|piece| render(&mut renderer, format, &range, piece)));
     Ok(([(header::CONTENT_TYPE, format.media_type()), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")], HttpBody::from_stream(body))
@@ -123,7 +123,7 @@ async fn watch_terminal(
     Query(query): Query<After>,
     upgrade: WebSocketUpgrade,
 ) -> Answer<Response> {
-    let (state, _) = view::state(&api.chassis.db, caller.tenant, run).await?;
+    let feed = api.feeds.of(caller.tenant, run).await?;
     let after = match query.after {
         Some(text) => Cursor::parse(&text)
             .ok_or_else(|| Error::refused(ErrorCode::BadRequest, "after: use <epoch>.<seq> of the last frame that you have"))?,
@@ -131,7 +131,7 @@ async fn watch_terminal(
     };
     let started_it = view::origins(&api.chassis.db, &[run]).await?.get(&run).is_some_and(|origin| origin.principal == caller.principal);
     let may_type = started_it && caller.scopes.contains(&Scope::Terminal);
-    let viewing = Viewing { tenant: caller.tenant, run, state, after, may_type };
+    let viewing = Viewing { tenant: caller.tenant, run, feed, after, may_type };
     Ok(upgrade
         .max_message_size(FROM_VIEWER_BYTES)
         .max_frame_size(FROM_VIEWER_BYTES)
@@ -154,7 +154,7 @@ async fn event_stream(
 ) -> Answer<Sse<impl Stream<Item = std::result::Result<Event, std::convert::Infallible>>>> {
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()).map(str::to_owned).or(query.after);
     let from = last.as_deref().map(|text| events::Place::parse(run, text)).transpose()?.unwrap_or_default();
-    view::state(&api.chassis.db, caller.tenant, run).await?;
-    let stream = events::follow(&api.chassis, caller.tenant, run, from).await?;
+    let feed = api.feeds.of(caller.tenant, run).await?;
+    let stream = events::follow(&api.chassis, feed, caller.tenant, run, from);
     Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(events::COMMENT).text("")))
 }

@@ -7,18 +7,17 @@ use axum::{
     extract::State,
     http::{HeaderMap, StatusCode, header},
 };
-use futures::StreamExt;
 use serde::Deserialize;
-use towpath_agent::start::Start;
-use towpath_chassis::{Error, telemetry};
+use towpath_agent::start::{Start, again};
+use towpath_chassis::{Error, idempotency::Key, secret, telemetry};
 use towpath_run::{accept, view};
 use towpath_schemas::{
     ErrorCode, Problem,
-    body::{HistoryEntry, NewRun, Page, Run, RunState},
+    body::{HistoryEntry, NewRun, Page, Rerun, Run, RunState},
     id::{RunId, SessionId, TenantId},
     limit::WAIT_S,
-    subject,
 };
+use towpath_tenant::Caller;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
@@ -32,6 +31,7 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(create, list))
         .routes(routes!(get))
         .routes(routes!(history))
+        .routes(routes!(rerun))
         .routes(routes!(cancel))
         .routes(routes!(abandon))
 }
@@ -46,7 +46,27 @@ async fn create(
     body: Body<NewRun>,
 ) -> Answer<(StatusCode, HeaderMap, Json<Run>)> {
     let key = key.with_body(body.sha256)?;
-    let start = Start::new(&api.chassis, caller.tenant, caller.principal, body.value, key, telemetry::traceparent())?;
+    start(&api, &caller, body.value, key).await
+}
+
+/// Runs it again: the same prompt, files, labels and targets, by the agent's newest version, in a new session unless the body says otherwise.
+#[utoipa::path(post, path = "/v1/runs/{id}/rerun", request_body = Rerun,
+    responses((status = 201, body = Run), (status = 404, body = Problem), (status = 409, body = Problem), (status = 422, body = Problem), (status = 503, body = Problem)))]
+async fn rerun(
+    State(api): State<Api>,
+    Runs(caller): Runs,
+    Path(id): Path<RunId>,
+    key: IdempotencyKey,
+    body: Body<Rerun>,
+) -> Answer<(StatusCode, HeaderMap, Json<Run>)> {
+    // The same key for another run is another request.
+    let key = key.with_body(secret::sha256(&[id.uuid().as_bytes().as_slice(), &body.sha256].concat()))?;
+    let request = again(&api.chassis, caller.tenant, id, body.value).await?;
+    start(&api, &caller, request, key).await
+}
+
+async fn start(api: &Api, caller: &Caller, request: NewRun, key: Option<Key>) -> Answer<(StatusCode, HeaderMap, Json<Run>)> {
+    let start = Start::new(&api.chassis, caller.tenant, caller.principal, request, key, telemetry::traceparent())?;
     let started = api.starts.start(start).await?;
     let run = match started.shown {
         Some(run) => *run,
@@ -103,22 +123,14 @@ async fn get(State(api): State<Api>, Runs(caller): Runs, Path(id): Path<RunId>, 
     Ok(Json(view::run(&api.chassis.db, caller.tenant, id).await?))
 }
 
-/// Events only tell when to look; a lost one costs a second.
 async fn until_ended(api: &Api, tenant: TenantId, run: RunId, wait: Duration) -> Answer<()> {
-    let deadline = tokio::time::Instant::now() + wait;
-    let mut events = api
-        .chassis
-        .nats
-        .subscribe(subject::event_run(tenant, run))
-        .await
-        .map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() })?;
-    while !view::state(&api.chassis.db, tenant, run).await?.0.ended() {
-        tokio::select! {
-            _ = events.next() => {}
-            () = tokio::time::sleep(Duration::from_secs(1)) => {}
-            () = tokio::time::sleep_until(deadline) => return Ok(()),
-            () = api.chassis.tasks.stopping().cancelled_owned() => return Ok(()),
-        }
+    let feed = api.feeds.of(tenant, run).await?;
+    let mut state = feed.state();
+    tokio::select! {
+        // A feed that ends does so because the process drains: the answer is what is known by then.
+        _ = state.wait_for(|(state, _)| state.ended()) => {}
+        () = tokio::time::sleep(wait) => {}
+        () = api.chassis.tasks.stopping().cancelled_owned() => {}
     }
     Ok(())
 }

@@ -56,7 +56,7 @@ impl World {
             sqlx::query_as("select tenant_id, id from run order by created_at, id").fetch_all(self.db()).await?;
         let mut text = String::new();
         for (tenant, run) in runs {
-            let mut pieces = reader::read(&self.second.chassis, TenantId::from(tenant), run.into(), Cursor::default(), false);
+            let mut pieces = reader::read(&self.second.chassis, TenantId::from(tenant), run.into(), Cursor::default());
             while let Some(piece) = pieces.recv().await {
                 match piece.context("read the transcript")? {
                     Piece::Frames(frames) => {

@@ -266,3 +266,41 @@ async fn a_queued_run_says_what_it_waits_for_and_can_be_canceled() -> Result<()>
     }
     world.finish().await
 }
+
+#[tokio::test]
+async fn a_run_is_run_again_with_its_files_and_targets_and_what_was_to_be_otherwise() -> Result<()> {
+    let world = World::start().await?;
+    world.agent("reader", &["/bin/sh", "-c", "cat /workspace/files/* > $TOWPATH_RESULT_FILE; cat $TOWPATH_TASK_FILE >> $TOWPATH_RESULT_FILE"], json!({})).await?;
+    let receiver = towpath_journeys::Receiver::start(&["200 OK"]).await?;
+    let (status, file) = world.upload("note.txt", b"from a file; ".to_vec()).await?;
+    ensure!(status.is_success(), "{status} {file}");
+    let secret = format!("whsec_{}", base64::prelude::BASE64_STANDARD.encode([7_u8; 32]));
+    let first = json!({ "agent": "reader", "prompt": "the first task", "files": [file["id"]], "labels": { "team": "core" },
+        "deliver": [{ "webhook": { "url": receiver.url, "secret": secret } }] });
+    let first = world.start_run(first).await?;
+    let first_ended = world.ended(&first).await?;
+    let key = uuid::Uuid::new_v4().to_string();
+    let again = async |body: Value| -> Result<(StatusCode, Value)> {
+        let url = format!("{}/v1/runs/{first}/rerun", world.url);
+        let answer = world.client.post(url).bearer_auth(&world.token).header("Idempotency-Key", &key).json(&body).send().await?;
+        Ok((answer.status(), answer.json().await?))
+    };
+    let (status, second) = again(json!({})).await?;
+    ensure!(status == StatusCode::CREATED, "{status} {second}");
+    let (_, repeated) = again(json!({})).await?;
+    ensure!(repeated["id"] == second["id"], "the same key made another run: {repeated}");
+    let (status, _) = again(json!({ "prompt": "another" })).await?;
+    ensure!(status == StatusCode::UNPROCESSABLE_ENTITY, "{status}");
+    let ended = world.ended(second["id"].as_str().context("id")?).await?;
+    ensure!(ended["result"]["text"] == "from a file; the first task" && ended["labels"]["team"] == "core" && ended["session"] != first_ended["session"], "{ended}");
+
+    let (status, third) =
+        world.call(Method::POST, &format!("/v1/runs/{first}/rerun"), Some(&json!({ "prompt": "the third", "same_session": true }))).await?;
+    ensure!(status == StatusCode::CREATED && third["session"] == first_ended["session"], "{status} {third}");
+    let ended = world.ended(third["id"].as_str().context("id")?).await?;
+    ensure!(ended["result"]["text"] == "from a file; the third", "{ended}");
+    wait_for("three deliveries", SOON, async || (receiver.received().len() == 3).then_some(())).await?;
+    let (status, _) = world.call(Method::POST, &format!("/v1/runs/{}/rerun", towpath_schemas::RunId::mint()), Some(&json!({}))).await?;
+    ensure!(status == StatusCode::NOT_FOUND, "{status}");
+    world.finish().await
+}

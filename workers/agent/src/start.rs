@@ -14,7 +14,7 @@ use towpath_run::{
 use towpath_schemas::{
     ErrorCode, Problem,
     agent::{AgentDefinition, Backend, Mode},
-    body::{NewRun, Target},
+    body::{NewRun, Rerun, Target, WebhookTarget},
     id::{FileId, PrincipalId, RunId, SessionId, TenantId},
     limit::{FILES_PER_RUN, LABEL_BYTES, LABELS_PER_RUN, PROMPT_BYTES, TARGETS_PER_RUN},
 };
@@ -154,6 +154,29 @@ impl Start {
 
 fn place_of(n: usize) -> i32 {
     i32::try_from(n).unwrap_or(i32::MAX)
+}
+
+/// The request that would do the same as an earlier run of the tenant, by the agent's newest version: same prompt, files, labels, priority, mode and targets.
+pub async fn again(chassis: &Chassis, tenant: TenantId, run: RunId, change: Rerun) -> Result<NewRun> {
+    let earlier = towpath_run::view::run(&chassis.db, tenant, run).await?;
+    let mut connection = chassis.db.acquire().await?;
+    let targets = towpath_run::targets(&mut connection, &[run]).await?;
+    let deliver = targets.into_iter().map(|target| {
+        let place = towpath_delivery::secret_place(run, target.n);
+        let secret = target.secret.map(|sealed| chassis.secrets.unseal(&place, &sealed)).transpose()?;
+        let secret = secret.map(|secret| String::from_utf8(secret).map_err(|_| Error::broken("a target's secret is not UTF-8"))).transpose()?;
+        Ok(Target::Webhook(WebhookTarget { url: target.url, secret }))
+    });
+    Ok(NewRun {
+        agent: earlier.agent,
+        prompt: change.prompt.or(earlier.prompt).unwrap_or_default(),
+        session: change.same_session.then_some(earlier.session),
+        files: earlier.files.unwrap_or_default().into_iter().map(|file| file.id).collect(),
+        mode: Some(earlier.mode),
+        deliver: deliver.collect::<Result<_>>()?,
+        labels: earlier.labels,
+        priority: Some(earlier.priority),
+    })
 }
 
 /// What became of one member of a batch.

@@ -11,5 +11,5 @@ mod table;
 pub mod view;
 mod worker;
 
-pub use table::{NewRow, TargetRow, existing};
+pub use table::{NewRow, TargetRow, existing, targets};
 pub use worker::handlers;

@@ -7,7 +7,7 @@ use towpath_schemas::{body::Run, id::RunId, limit::WEBHOOK_BODY_BYTES};
 use crate::{table, view};
 
 pub(crate) async fn owe(work: &mut Work, runs: &[RunId]) -> Result<()> {
-    let targets = table::targets(work, runs).await?;
+    let targets = table::targets(work.db(), runs).await?;
     if targets.is_empty() {
         return Ok(());
     }

@@ -306,10 +306,11 @@ pub(crate) async fn insert_targets(work: &mut Work, rows: &[TargetRow]) -> Resul
     Ok(())
 }
 
-pub(crate) async fn targets(work: &mut Work, runs: &[RunId]) -> Result<Vec<TargetRow>> {
+/// Where the results of these runs go.
+pub async fn targets(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<TargetRow>> {
     let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
     let rows = sqlx::query!("select run_id, n, tenant_id, url, secret from run_target where run_id = any($1) order by run_id, n", &ids)
-        .fetch_all(work.db())
+        .fetch_all(db)
         .await?;
     Ok(rows
         .into_iter()

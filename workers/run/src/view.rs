@@ -71,7 +71,8 @@ fn run_of(row: &sqlx::postgres::PgRow) -> Result<Run> {
         epoch: row.try_get("epoch")?,
         revision: row.try_get("revision")?,
         startup: Vec::new(),
-        waiting_for: row.try_get("waiting_for")?,
+        // A run that is finishing waits for nothing else than its record: that what was printed is in the object store.
+        waiting_for: if state == RunState::Finishing { Some("record".to_owned()) } else { row.try_get("waiting_for")? },
         transcript: Transcript {
             state: match (open > 0, state.ended() || state == RunState::Finishing, gaps > 0) {
                 (true, true, _) => "sealing",

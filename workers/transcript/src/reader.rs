@@ -1,30 +1,29 @@
 //! One reader for everybody: history from S3, then JetStream, then live frames. It listens first, then reads history, and drops what it has; whenever it meets a hole it goes back to
 //! history. So a reader that drops or falls behind loses nothing, and costs no consumer.
 
-use std::time::Duration;
+use std::{future::Future, sync::Arc};
 
-use futures::StreamExt;
-use tokio::sync::mpsc;
+use tokio::sync::{
+    Semaphore,
+    broadcast::{self, error::RecvError},
+    mpsc,
+};
 use towpath_chassis::{Chassis, Error, Result};
 use towpath_schemas::{
-    event,
     frame::{Frame, GapRecord},
     id::{RunId, TenantId},
-    subject,
 };
 
 use crate::{
     chunk,
     stream::{Epoch, Walk},
-    table::{self, State},
+    table::{self, Record, State},
 };
 
 /// Pieces on their way to one reader; a slow one holds back only itself.
 const AHEAD: usize = 16;
 /// Chunks whose index rows are read at a time.
 const CHUNKS: i64 = 64;
-/// How long live reading goes on without a look at Postgres.
-const LOOK: Duration = Duration::from_secs(5);
 
 /// The last frame that a reader has: (epoch, seq). (0, 0) is the beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -79,8 +78,40 @@ pub enum Piece {
     },
 }
 
-/// Reads a run's transcript after `after`. With `follow` it goes on until the receiver is dropped, else it ends at the tip.
-pub fn read(chassis: &Chassis, tenant: TenantId, run: RunId, after: Cursor, follow: bool) -> mpsc::Receiver<Result<Piece>> {
+/// What is new of a run, told to all of its readers at once.
+#[derive(Debug, Clone)]
+pub enum Live {
+    Frame(Arc<Frame>),
+    /// The run's records as they are now.
+    Records(Arc<Vec<Record>>),
+}
+
+/// Fetches of history at a time in one process. The others wait for their turn; one that waits for its reader holds none.
+static FETCHES: Semaphore = Semaphore::const_new(32);
+
+/// Reads a run's transcript after `after`, to its tip.
+pub fn read(chassis: &Chassis, tenant: TenantId, run: RunId, after: Cursor) -> mpsc::Receiver<Result<Piece>> {
+    start(chassis, tenant, run, after, None)
+}
+
+/// Reads it and goes on with what is new until the receiver is dropped. `live` was subscribed before.
+pub fn follow(
+    chassis: &Chassis,
+    tenant: TenantId,
+    run: RunId,
+    after: Cursor,
+    live: broadcast::Receiver<Live>,
+) -> mpsc::Receiver<Result<Piece>> {
+    start(chassis, tenant, run, after, Some(live))
+}
+
+fn start(
+    chassis: &Chassis,
+    tenant: TenantId,
+    run: RunId,
+    after: Cursor,
+    live: Option<broadcast::Receiver<Live>>,
+) -> mpsc::Receiver<Result<Piece>> {
     let (sender, receiver) = mpsc::channel(AHEAD);
     let task = Reading { chassis: chassis.clone(), tenant, run, at: after, sender: sender.clone() };
     let stop = chassis.tasks.stopping();
@@ -88,7 +119,7 @@ pub fn read(chassis: &Chassis, tenant: TenantId, run: RunId, after: Cursor, foll
         let result = tokio::select! {
             () = stop.cancelled() => return,
             () = sender.closed() => return,
-            result = task.go(follow) => result,
+            result = task.go(live) => result,
         };
         if let Err(error) = result {
             // A receiver that has gone away does not want to know.
@@ -106,22 +137,19 @@ struct Reading {
     sender: mpsc::Sender<Result<Piece>>,
 }
 
+/// One fetch of history, in its turn: thousands may come at once, and none of them shall take the database from the others.
+pub async fn fetch<T>(fetching: impl Future<Output = Result<T>>) -> Result<T> {
+    let _turn = FETCHES.acquire().await.map_err(|_| Error::broken("nobody may fetch"))?;
+    fetching.await
+}
+
 impl Reading {
-    async fn go(mut self, follow: bool) -> Result<()> {
-        let listen = |subject: String| {
-            let nats = self.chassis.nats.clone();
-            async move { nats.subscribe(subject).await.map_err(|error| Error::Nats { doing: "subscribe", detail: error.to_string() }) }
-        };
-        let mut live = if follow {
-            Some((listen(subject::output_run(self.tenant, self.run)).await?, listen(subject::event_run(self.tenant, self.run)).await?))
-        } else {
-            None
-        };
+    async fn go(mut self, mut live: Option<broadcast::Receiver<Live>>) -> Result<()> {
         loop {
             let closed = self.catch_up().await?;
             self.give(Piece::Tip { closed }).await?;
-            let Some((frames, events)) = &mut live else { return Ok(()) };
-            self.live(frames, events).await?;
+            let Some(live) = &mut live else { return Ok(()) };
+            self.live(live).await?;
         }
     }
 
@@ -132,7 +160,7 @@ impl Reading {
     /// Gives everything that exists; true when every record is closed.
     async fn catch_up(&mut self) -> Result<bool> {
         loop {
-            let records = table::records(&self.chassis.db, self.tenant, self.run).await?;
+            let records = fetch(table::records(&self.chassis.db, self.tenant, self.run)).await?;
             let Some(record) =
                 records.iter().find(|record| record.epoch > self.at.epoch || (record.epoch == self.at.epoch && !self.has_all_of(record)))
             else {
@@ -157,18 +185,18 @@ impl Reading {
     }
 
     /// `u64::MAX` stands for "all of it, and the gap marker too".
-    fn has_all_of(&self, record: &table::Record) -> bool {
+    fn has_all_of(&self, record: &Record) -> bool {
         record.state == State::Closed && self.at.seq == u64::MAX
     }
 
     async fn sealed(&mut self, of: Epoch) -> Result<()> {
         loop {
-            let chunks = table::chunks_after(&self.chassis.db, of, self.at.seq, CHUNKS).await?;
+            let chunks = fetch(table::chunks_after(&self.chassis.db, of, self.at.seq, CHUNKS)).await?;
             if chunks.is_empty() {
                 return Ok(());
             }
             for row in chunks {
-                match self.chunk(&row).await {
+                match fetch(self.chunk(&row)).await {
                     Ok(frames) => self.give_new(frames).await?,
                     Err(error) if error.is_passing() => return Err(error),
                     Err(error) => {
@@ -196,12 +224,12 @@ impl Reading {
         let chassis = self.chassis.clone();
         let mut walk = Walk::new(&chassis, of, self.at.seq + 1);
         loop {
-            let (frames, tip) = walk.step().await?;
+            let (frames, tip) = fetch(walk.step()).await?;
             self.give_new(frames).await?;
             // With a hole and nothing sealed either, the frames are on their way again: wait for live ones.
             if tip.is_some() {
-                let sealed_meanwhile = !table::chunks_after(&chassis.db, of, self.at.seq, 1).await?.is_empty();
-                let closed = table::record(&chassis.db, of.run, of.epoch).await?.is_some_and(|record| record.state == State::Closed);
+                let sealed_meanwhile = !fetch(table::chunks_after(&chassis.db, of, self.at.seq, 1)).await?.is_empty();
+                let closed = fetch(table::record(&chassis.db, of.run, of.epoch)).await?.is_some_and(|record| record.state == State::Closed);
                 return Ok(!sealed_meanwhile && !closed);
             }
         }
@@ -215,28 +243,34 @@ impl Reading {
         self.give(Piece::Frames(new)).await
     }
 
-    /// Gives live frames until there is a hole, another epoch, or a reason to look at Postgres.
-    async fn live(&mut self, frames: &mut async_nats::Subscriber, events: &mut async_nats::Subscriber) -> Result<()> {
-        let look = tokio::time::Instant::now() + LOOK;
+    /// Gives live frames until there is a hole, another epoch, or more in the records than it has: then history is read again. So one that is too slow and misses
+    /// some loses nothing.
+    async fn live(&mut self, live: &mut broadcast::Receiver<Live>) -> Result<()> {
         loop {
-            let message = tokio::select! {
-                () = tokio::time::sleep_until(look) => return Ok(()),
-                event = events.next() => match serde_json::from_slice(&event.ok_or_else(closed)?.payload) {
-                    Ok(event::Kind::Moved { .. } | event::Kind::Closed { .. }) => return Ok(()),
-                    Ok(event::Kind::Sealed { .. } | event::Kind::Hole { .. } | event::Kind::Unknown) | Err(_) => continue,
-                },
-                message = frames.next() => message.ok_or_else(closed)?,
+            let frame = match live.recv().await {
+                Ok(Live::Frame(frame)) => frame,
+                Ok(Live::Records(records)) if self.has_all(&records) => continue,
+                Ok(Live::Records(_)) | Err(RecvError::Lagged(_)) => return Ok(()),
+                Err(RecvError::Closed) => return Err(closed()),
             };
-            let Ok((frame, _)) = Frame::decode(&message.payload) else { continue };
-            let cursor = Cursor { epoch: frame.epoch as i32, seq: frame.seq };
+            let cursor = Cursor { epoch: i32::try_from(frame.epoch).unwrap_or(i32::MAX), seq: frame.seq };
             if cursor <= self.at {
                 continue;
             }
             if cursor.epoch != self.at.epoch || self.at.seq == u64::MAX || cursor.seq != self.at.seq + 1 {
                 return Ok(());
             }
-            self.give_new(vec![frame]).await?;
+            self.give_new(vec![Frame::clone(&frame)]).await?;
         }
+    }
+
+    /// Nothing is sealed that was not given, and no record was closed since.
+    fn has_all(&self, records: &[Record]) -> bool {
+        records.iter().all(|record| match record.epoch.cmp(&self.at.epoch) {
+            std::cmp::Ordering::Less => true,
+            std::cmp::Ordering::Equal => self.at.seq == u64::MAX || (record.state != State::Closed && record.last_seq <= self.at.seq),
+            std::cmp::Ordering::Greater => false,
+        })
     }
 }
 

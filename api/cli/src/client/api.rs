@@ -45,6 +45,11 @@ impl Api {
         Ok(Self { client, url, token: token.or_else(token_from_file) })
     }
 
+    /// Where it asks.
+    pub fn address(&self) -> String {
+        self.url.to_string()
+    }
+
     pub async fn get(&self, path: &[&str], query: &[(&str, String)]) -> Result<Value, Failure> {
         self.json(Method::GET, path, query, Payload::Nothing).await
     }

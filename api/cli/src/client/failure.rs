@@ -16,6 +16,8 @@ pub enum Failure {
     Unreachable(String),
     /// A person pressed Ctrl-C.
     Interrupted,
+    /// `doctor` found something, and has told it.
+    Unwell,
 }
 
 impl Failure {
@@ -23,7 +25,7 @@ impl Failure {
         ExitCode::from(match self {
             Failure::Ended(RunState::Canceled) => 3,
             Failure::Ended(RunState::TimedOut) => 4,
-            Failure::Ended(_) => 1,
+            Failure::Ended(_) | Failure::Unwell => 1,
             Failure::Use(_) => 2,
             Failure::Refused(_) => 5,
             Failure::Unreachable(_) => 6,

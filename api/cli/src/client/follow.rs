@@ -256,7 +256,7 @@ impl Patience {
         let temporary = match &failure {
             Failure::Unreachable(_) => true,
             Failure::Refused(problem) => problem.retryable && problem.status >= 500,
-            Failure::Use(_) | Failure::Ended(_) | Failure::Interrupted => false,
+            Failure::Use(_) | Failure::Ended(_) | Failure::Interrupted | Failure::Unwell => false,
         };
         if !temporary || self.since.elapsed() > AWAY {
             return Err(failure);

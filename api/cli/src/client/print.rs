@@ -84,7 +84,7 @@ impl Printer {
                     self.out(&format!("{:#}\n", serde_json::to_value(problem).unwrap_or_default()));
                 }
             }
-            Failure::Ended(_) | Failure::Interrupted => {}
+            Failure::Ended(_) | Failure::Interrupted | Failure::Unwell => {}
         }
     }
 

@@ -1,12 +1,13 @@
 //! Commands about runs that exist.
 
 use clap::Args;
-use towpath_schemas::body::{Delivery, HistoryEntry, Run};
+use towpath_schemas::body::{Delivery, HistoryEntry, Rerun, Run};
 
 use super::{
     api::Api,
     failure::Failure,
-    print::{Printer, time},
+    follow::{self, Show},
+    print::{Printer, read, time},
     run::label,
 };
 
@@ -34,6 +35,22 @@ pub struct RunArg {
 }
 
 #[derive(Args)]
+#[command(after_help = "Examples:\n  towpath rerun RUN --follow\n  towpath rerun RUN --prompt \"count it again, without tests\" --same-session")]
+pub struct RerunArgs {
+    /// The run's id.
+    run: String,
+    /// Another prompt.
+    #[arg(long)]
+    prompt: Option<String>,
+    /// In the same session, with the workspace as it is now.
+    #[arg(long)]
+    same_session: bool,
+    /// Print what the run prints while it works, then its result.
+    #[arg(long)]
+    follow: bool,
+}
+
+#[derive(Args)]
 pub struct RedeliverArgs {
     /// The delivery's id, as `towpath deliveries RUN` shows it.
     delivery: String,
@@ -55,6 +72,17 @@ pub async fn list(api: &Api, printer: &Printer, args: RunsArgs) -> Result<(), Fa
 
 pub async fn show(api: &Api, printer: &Printer, args: RunArg) -> Result<(), Failure> {
     printer.answer(api.get(&["v1", "runs", &args.run], &[]).await?, shown)
+}
+
+pub async fn rerun(api: &Api, printer: &Printer, args: RerunArgs) -> Result<(), Failure> {
+    let change = Rerun { prompt: args.prompt, same_session: args.same_session };
+    let answer = api.post(&["v1", "runs", &args.run, "rerun"], change, None).await?;
+    if !args.follow {
+        return printer.answer(answer, |_, run: Run| format!("{}\n", run.id));
+    }
+    let run: Run = read(answer)?;
+    printer.note(&format!("{} in {}", run.id, run.session));
+    follow::conclude(printer, follow::follow(api, printer, &run.id.to_string(), Show::Safe).await?)
 }
 
 pub async fn cancel(api: &Api, printer: &Printer, args: RunArg) -> Result<(), Failure> {

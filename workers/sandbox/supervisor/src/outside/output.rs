@@ -1,16 +1,18 @@
-//! A run's outputs: the files below `/workspace/outputs` that were created or changed since it started. No link is followed.
+//! A run's outputs: the files below `/workspace/outputs` that were created or changed since it started, handed over while it works and at its end. No link is
+//! followed.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs::{self, File},
     io::{self, Read},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use sha2::{Digest, Sha256};
-use tokio::task::yield_now;
+use tokio::{task::yield_now, time::sleep};
 use towpath_schemas::limit::{FILE_PIECE_BYTES, FILES_PER_RUN};
 
 use super::{
@@ -18,6 +20,8 @@ use super::{
     upload::{Content, Output},
 };
 
+/// How often outputs are looked at while the run works.
+const EVERY: Duration = Duration::from_secs(10);
 /// Files and folders looked at.
 const ENTRIES: usize = 20_000;
 /// Folders within folders.
@@ -30,15 +34,16 @@ fn stamp(meta: &fs::Metadata) -> Stamp {
     (meta.ino(), meta.ctime(), meta.ctime_nsec(), meta.size())
 }
 
-/// The outputs as they were before the run.
-pub struct Before {
+/// A run's outputs: what was there before it, what of them was sent.
+pub struct Outputs {
     folder: PathBuf,
-    stamps: HashMap<PathBuf, Stamp>,
-}
-
-pub fn look_before(folder: PathBuf) -> Before {
-    let stamps = walk(&folder).files.into_iter().map(|(path, meta)| (path, stamp(&meta))).collect();
-    Before { folder, stamps }
+    most_bytes: u64,
+    /// Each file as it was before the run, or when it was last handed over for sending.
+    done: HashMap<PathBuf, Stamp>,
+    /// Each file as it was at the last look: one that changes still is left for the next.
+    seen: HashMap<PathBuf, Stamp>,
+    /// Names that were handed over; a run keeps only so many.
+    names: HashSet<PathBuf>,
 }
 
 struct Walk {
@@ -74,37 +79,85 @@ fn walk(root: &Path) -> Walk {
     walk
 }
 
-/// Hands the changed ones over for sending, and says of each that is not sent why.
-pub async fn collect(desk: &Desk, before: &Before, most_bytes: u64) {
-    let walk = walk(&before.folder);
-    let changed = walk.files.into_iter().filter(|(path, meta)| before.stamps.get(path) != Some(&stamp(meta)));
-    let mut beyond = 0;
-    for (number, (path, meta)) in changed.enumerate() {
-        let name = path.strip_prefix(&before.folder).unwrap_or(&path).to_string_lossy().into_owned();
-        if number >= FILES_PER_RUN {
-            beyond += 1;
-            if beyond > FILES_PER_RUN {
+impl Outputs {
+    /// Looks at them before the run.
+    pub fn before(folder: PathBuf, most_bytes: u64) -> Self {
+        let done = walk(&folder).files.into_iter().map(|(path, meta)| (path, stamp(&meta))).collect();
+        Self { folder, most_bytes, done, seen: HashMap::new(), names: HashSet::new() }
+    }
+
+    /// Hands over, now and then, what was created or changed and has come to rest.
+    pub async fn keep_up(&mut self, desk: &Desk) {
+        loop {
+            sleep(EVERY).await;
+            if !desk.with_uploads(|uploads| uploads.is_done()) {
                 continue;
             }
-            skip(desk, name, meta.size(), format!("too_many: a run keeps {FILES_PER_RUN} outputs"));
-            continue;
-        }
-        let is_text = path.to_str().is_some();
-        let content = match () {
-            () if meta.size() > most_bytes => Err(format!("too_large: at most {most_bytes} bytes")),
-            () if !is_text => Err("name_not_utf8".to_owned()),
-            () => open(&before.folder, &path, &meta).await.map_err(|error| format!("unreadable: {error}")),
-        };
-        match content {
-            Ok(content) => desk.with_uploads(|uploads| uploads.push(Output { name, size: meta.size(), content })),
-            Err(reason) => skip(desk, name, meta.size(), reason),
+            let walk = walk(&self.folder);
+            let resting: Vec<(PathBuf, fs::Metadata)> = walk
+                .files
+                .iter()
+                .filter(|(path, meta)| self.done.get(path) != Some(&stamp(meta)) && self.seen.get(path) == Some(&stamp(meta)))
+                .filter(|(path, meta)| meta.size() <= self.most_bytes && (self.names.contains(path) || self.names.len() < FILES_PER_RUN))
+                .cloned()
+                .collect();
+            self.seen = walk.files.into_iter().map(|(path, meta)| (path, stamp(&meta))).collect();
+            for (path, meta) in resting {
+                // What cannot be read now is told at the end, if it still cannot be then.
+                if let (Some(name), Ok(content)) = (self.name(&path), open(&self.folder, &path, &meta).await) {
+                    self.hand_over(desk, path, &meta, Output { name, size: meta.size(), content });
+                }
+            }
         }
     }
-    if beyond > FILES_PER_RUN {
-        skip(desk, format!("and {} more", beyond - FILES_PER_RUN), 0, "too_many".to_owned());
+
+    fn hand_over(&mut self, desk: &Desk, path: PathBuf, meta: &fs::Metadata, output: Output) {
+        self.done.insert(path.clone(), stamp(meta));
+        self.names.insert(path);
+        desk.with_uploads(|uploads| uploads.push(output));
     }
-    if walk.cut {
-        skip(desk, "…".to_owned(), 0, format!("too_many: only {ENTRIES} entries and {DEPTH} levels are looked at"));
+
+    /// None for a name that is not UTF-8.
+    fn name(&self, path: &Path) -> Option<String> {
+        path.strip_prefix(&self.folder).unwrap_or(path).to_str().map(str::to_owned)
+    }
+
+    /// At the end: hands over all that is left, and says of each that is not sent why.
+    pub async fn collect(&mut self, desk: &Desk) {
+        let walk = walk(&self.folder);
+        let mut beyond = 0;
+        for (path, meta) in walk.files {
+            if self.done.get(&path) == Some(&stamp(&meta)) {
+                continue;
+            }
+            let name = path.strip_prefix(&self.folder).unwrap_or(&path).to_string_lossy().into_owned();
+            if self.names.len() >= FILES_PER_RUN && !self.names.contains(&path) {
+                beyond += 1;
+                if beyond <= FILES_PER_RUN {
+                    skip(desk, name, meta.size(), format!("too_many: a run keeps {FILES_PER_RUN} outputs"));
+                }
+                continue;
+            }
+            let content = match () {
+                () if meta.size() > self.most_bytes => Err(format!("too_large: at most {} bytes", self.most_bytes)),
+                () if self.name(&path).is_none() => Err("name_not_utf8".to_owned()),
+                () => open(&self.folder, &path, &meta).await.map_err(|error| format!("unreadable: {error}")),
+            };
+            match content {
+                Ok(content) => self.hand_over(desk, path, &meta, Output { name, size: meta.size(), content }),
+                Err(reason) => {
+                    // It takes a place among those that a run keeps, told as it is.
+                    self.names.insert(path);
+                    skip(desk, name, meta.size(), reason);
+                }
+            }
+        }
+        if beyond > FILES_PER_RUN {
+            skip(desk, format!("and {} more", beyond - FILES_PER_RUN), 0, "too_many".to_owned());
+        }
+        if walk.cut {
+            skip(desk, "…".to_owned(), 0, format!("too_many: only {ENTRIES} entries and {DEPTH} levels are looked at"));
+        }
     }
 }
 

@@ -48,7 +48,7 @@ impl Uploads {
     }
 
     pub fn next(&mut self, connection: u64) -> io::Result<Option<Outgoing>> {
-        let (upload, Some(output)) = (self.number, self.queue.front()) else { return Ok(None) };
+        let (upload, Some(output)) = (self.number, self.queue.front_mut()) else { return Ok(None) };
         let (name, size) = (output.name.clone(), output.size);
         if self.announced_on != connection {
             (self.announced_on, self.sent) = (connection, 0);
@@ -65,7 +65,12 @@ impl Uploads {
         let mut message = vec![0; 9 + bytes];
         message[0] = binary::OUTPUT_PIECE;
         message[1..9].copy_from_slice(&upload.to_be_bytes());
-        file.read_exact_at(&mut message[9..], self.sent)?;
+        if let Err(error) = file.read_exact_at(&mut message[9..], self.sent) {
+            // Its command has written into it meanwhile; it is looked at again later.
+            let reason = format!("it changed while it was read: {error}");
+            output.content = Content::Skipped { reason: reason.clone() };
+            return Ok(Some(Outgoing::Text(FromGuest::OutputSkipped { upload, name, size, reason })));
+        }
         self.sent += bytes as u64;
         Ok(Some(Outgoing::Binary(message)))
     }

@@ -16,7 +16,9 @@ use super::{
     fifo::Fifo,
     gather,
     gather::Tail,
-    net, output, prepare,
+    net,
+    output::Outputs,
+    prepare,
     prepare::Places,
     result, sandbox,
     sandbox::{Events, InitProcess, Orders, Printed, Remains},
@@ -63,6 +65,12 @@ struct Outcome {
     reason: Option<String>,
 }
 
+/// What is gathered while the command works, for after its end.
+struct Kept<'a> {
+    tail: &'a mut Tail,
+    outputs: &'a mut Outputs,
+}
+
 /// Everything that is ready when process 1 may be told to go.
 struct Raised {
     orders: Orders,
@@ -79,9 +87,10 @@ impl Work<'_> {
         // What viewers say waits for the terminal from here on.
         self.desk.set_terminal(order.terminal == Terminal::Pty);
         let mut tail = Tail::default();
-        let before = self.prepare_workspace().map(|()| output::look_before(Path::new(&self.spec.workspace).join("outputs")));
-        let outcome = match &before {
-            Ok(_) => self.execute(&order, &mut tail).await,
+        let mut outputs =
+            self.prepare_workspace().map(|()| Outputs::before(Path::new(&self.spec.workspace).join("outputs"), order.output_bytes));
+        let outcome = match &mut outputs {
+            Ok(outputs) => self.execute(&order, &mut tail, outputs).await,
             Err(error) => Err(wall_failed(format!("the workspace cannot be prepared: {error}"))),
         };
         let outcome = outcome.unwrap_or_else(|Refusal { code, message }| {
@@ -95,8 +104,8 @@ impl Work<'_> {
         let result = result::read(&self.folder.control(), &mut tail);
         self.desk.report(FromGuest::Result { text: result.text, truncated: result.truncated });
         drop(tail);
-        if let Ok(before) = &before {
-            output::collect(self.desk, before, order.output_bytes).await;
+        if let Ok(outputs) = &mut outputs {
+            outputs.collect(self.desk).await;
         }
         self.remove(&[self.folder.control(), self.folder.etc(), self.folder.steers()]);
         let linger = async {
@@ -140,7 +149,7 @@ impl Work<'_> {
     }
 
     /// Stages, raises the walls, gives the word and sees it through.
-    async fn execute(&self, order: &StartOrder, tail: &mut Tail) -> Result<Outcome, Refusal> {
+    async fn execute(&self, order: &StartOrder, tail: &mut Tail, outputs: &mut Outputs) -> Result<Outcome, Refusal> {
         let places = Places::of(self.spec, self.folder);
         let mut fifo =
             prepare::control_folder(self.folder, self.spec, order).map_err(|error| wall_failed(format!("control folder: {error}")))?;
@@ -153,7 +162,7 @@ impl Work<'_> {
         }
         self.desk.step("sandbox", None);
         let raised = self.raise(order.terminal).await?;
-        let end = self.see_through(order, &places, raised, &mut fifo, &inputs, tail).await;
+        let end = self.see_through(order, &places, raised, &mut fifo, &inputs, Kept { tail, outputs }).await;
         self.end_sandbox(end).await
     }
 
@@ -256,7 +265,7 @@ impl Work<'_> {
         raised: Raised,
         fifo: &mut Fifo,
         inputs: &Inputs,
-        tail: &mut Tail,
+        Kept { tail, outputs }: Kept<'_>,
     ) -> Result<Outcome, Refusal> {
         let Raised { mut orders, mut events, printed, init, _network } = raised;
         if let Some(stop) = self.desk.stop_asked() {
@@ -269,7 +278,8 @@ impl Work<'_> {
             let gathered = self.gather(printed, tail);
             let steering = fifo::pump(self.desk, fifo, inputs, order.steering);
             let guard = self.guard(order, &mut orders, init, &reason);
-            tokio::pin!(life, gathered, steering, guard);
+            let kept_up = outputs.keep_up(self.desk);
+            tokio::pin!(life, gathered, steering, guard, kept_up);
             let mut all_gathered = false;
             let status = loop {
                 tokio::select! {
@@ -277,6 +287,7 @@ impl Work<'_> {
                     () = &mut gathered, if !all_gathered => all_gathered = true,
                     () = &mut steering => {}
                     () = &mut guard => {}
+                    () = &mut kept_up => {}
                 }
             };
             // Whatever is left without a process 1 to end it must not keep the pipes open.

@@ -177,3 +177,21 @@ fn outputs_that_are_new_or_changed_are_sent_and_others_are_not() {
     });
     assert_eq!(announced, Some(sha256(b"new\n")));
 }
+
+#[test]
+fn outputs_come_while_the_command_works_once_they_rest_and_again_when_they_changed() {
+    let mut world = World::shell(
+        "cd /workspace/outputs; echo first > a; (while sleep 1; do date >> busy; done) & \
+         while [ ! -e ../go ]; do sleep 0.2; done; echo second > a; kill %1; echo late > b",
+    );
+    let gateway = world.launch();
+    gateway.wait("the first one", |heard| (heard.outputs.get("a").map(Vec::as_slice) == Some(b"first\n")).then_some(()));
+    assert!(gateway.heard().ended().is_none(), "the command works still");
+    assert!(!gateway.heard().outputs.contains_key("busy"), "what changes all the time waits for the end");
+    std::fs::write(world.workspace.join("go"), "").expect("go");
+    gateway.wait("the end", |heard| heard.has(&FromGuest::Done).then_some(()));
+    let heard = gateway.heard();
+    let content = |name: &str| heard.outputs.get(name).map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    assert_eq!((content("a").as_deref(), content("b").as_deref()), (Some("second\n"), Some("late\n")));
+    assert!(content("busy").is_some_and(|text| text.lines().count() > 5) && heard.skipped.is_empty(), "{:?}", heard.skipped);
+}
