@@ -302,7 +302,11 @@ fn servers_are_kept_under_names_and_a_token_that_does_not_work_is_not() -> Resul
         let agents = get(async |State(world): State<World>, headers: HeaderMap| {
             note(&world, "agents", &headers, b"");
             let known = headers.get(header::AUTHORIZATION).is_some_and(|value| value == "Bearer good");
-            if known { Json(json!({ "items": [], "cursor": null })).into_response() } else { refuse(ErrorCode::Unauthorized, "the token is unknown") }
+            if known {
+                Json(json!({ "items": [], "cursor": null })).into_response()
+            } else {
+                refuse(ErrorCode::Unauthorized, "the token is unknown")
+            }
         });
         let (server, world) = serve(Router::new().route("/v1/agents", agents)).await?;
         let url = format!("http://{server}");
@@ -318,7 +322,9 @@ fn servers_are_kept_under_names_and_a_token_that_does_not_work_is_not() -> Resul
         let kept = std::fs::metadata(home.path().join(".config/towpath/contexts.toml"))?;
         assert_eq!(std::os::unix::fs::PermissionsExt::mode(&kept.permissions()) & 0o777, 0o600);
         // Used without another word, by its name, and not with a URL of one's own.
-        for (arguments, token) in [(&["agent", "list"][..], "good"), (&["agent", "list", "--context", "first"], "good"), (&["agent", "list", "--url", &url], "")] {
+        for (arguments, token) in
+            [(&["agent", "list"][..], "good"), (&["agent", "list", "--context", "first"], "good"), (&["agent", "list", "--url", &url], "")]
+        {
             towpath(arguments).await?;
             let (headers, _) = requests(&world, "agents").pop().context("asked")?;
             let shown = headers.get(header::AUTHORIZATION).map(|value| text(value.as_bytes())).unwrap_or_default();
@@ -341,13 +347,27 @@ fn doctor_says_what_is_in_the_way_and_what_to_do() -> Result<()> {
         let done = towpath(nobody, &["doctor"]).await?;
         assert!(done.status.code() == Some(1) && text(&done.stdout).contains("./dev up"), "{}", text(&done.stdout));
         let router = Router::new()
-            .route("/readyz", get(async || (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "ready": false, "postgres": "ok", "nats": "away: no answer", "s3": "ok" })))))
+            .route(
+                "/readyz",
+                get(async || {
+                    (
+                        StatusCode::SERVICE_UNAVAILABLE,
+                        Json(json!({ "ready": false, "postgres": "ok", "nats": "away: no answer", "s3": "ok" })),
+                    )
+                }),
+            )
             .route("/v1/agents", get(async || Json(json!({ "items": [], "cursor": null }))))
             .route("/v1/runs", get(async || Json(json!({ "items": [], "cursor": null }))));
         let (server, _) = serve(router).await?;
         let done = towpath(server, &["doctor"]).await?;
         let told = text(&done.stdout);
-        assert!(done.status.code() == Some(1) && told.contains("✗ nats: away: no answer") && told.contains("✓ postgres: ok") && told.contains("towpath agent apply"), "{told}");
+        assert!(
+            done.status.code() == Some(1)
+                && told.contains("✗ nats: away: no answer")
+                && told.contains("✓ postgres: ok")
+                && told.contains("towpath agent apply"),
+            "{told}"
+        );
         Ok(())
     })
 }
@@ -359,7 +379,10 @@ fn a_shell_can_complete_every_command() -> Result<()> {
         for shell in ["bash", "zsh", "fish"] {
             let done = towpath(nobody, &["completion", shell]).await?;
             let script = text(&done.stdout);
-            assert!(done.status.success() && ["attach", "transcript", "rerun", "doctor"].iter().all(|name| script.contains(name)), "{shell}");
+            assert!(
+                done.status.success() && ["attach", "transcript", "rerun", "doctor"].iter().all(|name| script.contains(name)),
+                "{shell}"
+            );
         }
         Ok(())
     })

@@ -270,7 +270,13 @@ async fn a_queued_run_says_what_it_waits_for_and_can_be_canceled() -> Result<()>
 #[tokio::test]
 async fn a_run_is_run_again_with_its_files_and_targets_and_what_was_to_be_otherwise() -> Result<()> {
     let world = World::start().await?;
-    world.agent("reader", &["/bin/sh", "-c", "cat /workspace/files/* > $TOWPATH_RESULT_FILE; cat $TOWPATH_TASK_FILE >> $TOWPATH_RESULT_FILE"], json!({})).await?;
+    world
+        .agent(
+            "reader",
+            &["/bin/sh", "-c", "cat /workspace/files/* > $TOWPATH_RESULT_FILE; cat $TOWPATH_TASK_FILE >> $TOWPATH_RESULT_FILE"],
+            json!({}),
+        )
+        .await?;
     let receiver = towpath_journeys::Receiver::start(&["200 OK"]).await?;
     let (status, file) = world.upload("note.txt", b"from a file; ".to_vec()).await?;
     ensure!(status.is_success(), "{status} {file}");
@@ -292,7 +298,12 @@ async fn a_run_is_run_again_with_its_files_and_targets_and_what_was_to_be_otherw
     let (status, _) = again(json!({ "prompt": "another" })).await?;
     ensure!(status == StatusCode::UNPROCESSABLE_ENTITY, "{status}");
     let ended = world.ended(second["id"].as_str().context("id")?).await?;
-    ensure!(ended["result"]["text"] == "from a file; the first task" && ended["labels"]["team"] == "core" && ended["session"] != first_ended["session"], "{ended}");
+    ensure!(
+        ended["result"]["text"] == "from a file; the first task"
+            && ended["labels"]["team"] == "core"
+            && ended["session"] != first_ended["session"],
+        "{ended}"
+    );
 
     let (status, third) =
         world.call(Method::POST, &format!("/v1/runs/{first}/rerun"), Some(&json!({ "prompt": "the third", "same_session": true }))).await?;

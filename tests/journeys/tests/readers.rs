@@ -134,7 +134,12 @@ async fn hundreds_read_one_run_to_the_last_byte() -> Result<()> {
     }
     ensure!(all == readers, "{all} of {readers} readers came to the end");
     let peak = world.process("api", |process| Ok(process.peak_memory()))?;
-    println!("{readers} readers of {} bytes in {:.1?}, connected again {again} times; the API's peak memory {} MiB", wanted.1, begun.elapsed(), peak >> 20);
+    println!(
+        "{readers} readers of {} bytes in {:.1?}, connected again {again} times; the API's peak memory {} MiB",
+        wanted.1,
+        begun.elapsed(),
+        peak >> 20
+    );
     world.finish().await
 }
 

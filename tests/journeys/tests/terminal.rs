@@ -21,7 +21,7 @@ async fn shell(world: &World) -> Result<String> {
 }
 
 #[tokio::test]
-async fn three_viewers_see_vim_and_a_colour_animation_alike_one_late_one_dropped_for_ten_seconds() -> Result<()> {
+async fn three_viewers_see_vim_htop_and_a_colour_animation_alike_one_late_one_dropped_for_ten_seconds() -> Result<()> {
     let world = World::start().await?;
     let run = shell(&world).await?;
     let mut person = AtTerminal::start(&world, &["attach", &run], SIZE)?;
@@ -40,6 +40,16 @@ async fn three_viewers_see_vim_and_a_colour_animation_alike_one_late_one_dropped
     ensure!(late.frames <= first.frames, "{} of {} frames", late.frames, first.frames);
     person.shows("in the middle line 100").await?;
     person.type_in(":q!\r")?;
+    first.shows("ready>").await?;
+
+    // One that draws by itself.
+    person.type_in("htop --delay 5\r")?;
+    first.shows("F10Quit").await?;
+    let mut joined = Viewer::join(&world, &run).await?;
+    joined.shows("F10Quit").await?;
+    same_screen(&mut first, &mut joined).await?;
+    person.shows("F10Quit").await?;
+    person.type_in("q")?;
     first.shows("ready>").await?;
 
     // Colours all over the screen for several seconds; one viewer is away for most of it, and comes again at the frame that it had.

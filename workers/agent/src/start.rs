@@ -164,7 +164,8 @@ pub async fn again(chassis: &Chassis, tenant: TenantId, run: RunId, change: Reru
     let deliver = targets.into_iter().map(|target| {
         let place = towpath_delivery::secret_place(run, target.n);
         let secret = target.secret.map(|sealed| chassis.secrets.unseal(&place, &sealed)).transpose()?;
-        let secret = secret.map(|secret| String::from_utf8(secret).map_err(|_| Error::broken("a target's secret is not UTF-8"))).transpose()?;
+        let secret =
+            secret.map(|secret| String::from_utf8(secret).map_err(|_| Error::broken("a target's secret is not UTF-8"))).transpose()?;
         Ok(Target::Webhook(WebhookTarget { url: target.url, secret }))
     });
     Ok(NewRun {

@@ -9,7 +9,7 @@ use aws_sdk_s3::{
         BehaviorVersion, Credentials, Region, RequestChecksumCalculation, ResponseChecksumValidation, retry::RetryConfig,
         timeout::TimeoutConfig,
     },
-    error::{DisplayErrorContext, ProvideErrorMetadata, SdkError},
+    error::{ProvideErrorMetadata, SdkError},
     primitives::ByteStream,
 };
 use bytes::Bytes;
@@ -172,9 +172,25 @@ fn client(config: &Config) -> Client {
 fn failure<E, R>(doing: &'static str, key: &str, error: &SdkError<E, R>) -> Error
 where
     E: ProvideErrorMetadata + std::error::Error + 'static,
-    R: std::fmt::Debug,
+    R: std::fmt::Debug + 'static,
 {
     let missing = matches!(error.code(), Some("NoSuchKey" | "NotFound"));
     let found = if missing { Found::Missing } else { Found::Unsure };
-    Error::Store { doing, key: key.to_owned(), detail: DisplayErrorContext(error).to_string(), found }
+    Error::Store { doing, key: key.to_owned(), detail: chain(error), found }
+}
+
+/// An error and what caused it, in words.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let words = cause.to_string();
+        // Some errors repeat their cause.
+        if !text.ends_with(&words) {
+            text.push_str(": ");
+            text.push_str(&words);
+        }
+        source = cause.source();
+    }
+    text
 }

@@ -29,7 +29,9 @@ pub struct Context {
 }
 
 #[derive(Args)]
-#[command(after_help = "Examples:\n  towpath login prod --url https://towpath.example.com < token\n  towpath login            # which ones there are, and which is used\n  towpath use prod\n  towpath runs --context staging")]
+#[command(
+    after_help = "Examples:\n  towpath login prod --url https://towpath.example.com < token\n  towpath login            # which ones there are, and which is used\n  towpath use prod\n  towpath runs --context staging"
+)]
 pub struct LoginArgs {
     /// A name for it; without one the servers that are known are listed. The URL comes from --url, the token from --token or stdin.
     name: Option<String>,
@@ -85,7 +87,11 @@ pub fn chosen(name: Option<&str>) -> Result<Option<Context>, Failure> {
 
 fn unknown(name: &str, contexts: &Contexts) -> Failure {
     let known: Vec<&str> = contexts.contexts.keys().map(String::as_str).collect();
-    let known = if known.is_empty() { "there is none yet: towpath login NAME --url URL".to_owned() } else { format!("there are {}", known.join(", ")) };
+    let known = if known.is_empty() {
+        "there is none yet: towpath login NAME --url URL".to_owned()
+    } else {
+        format!("there are {}", known.join(", "))
+    };
     Failure::Use(format!("no server is named `{name}`; {known}"))
 }
 

@@ -20,7 +20,8 @@ pub async fn doctor(api: &Api, printer: &Printer) -> Result<(), Failure> {
     let findings = examine(api).await;
     let sick = findings.iter().filter(|finding| finding.cure.is_some()).count();
     if printer.json {
-        let findings = findings.iter().map(|finding| serde_json::json!({ "what": finding.what, "told": finding.told, "cure": finding.cure }));
+        let findings =
+            findings.iter().map(|finding| serde_json::json!({ "what": finding.what, "told": finding.told, "cure": finding.cure }));
         printer.out(&format!("{:#}\n", serde_json::json!({ "well": sick == 0, "findings": findings.collect::<Vec<_>>() })));
     } else {
         for Finding { what, told, cure } in &findings {
@@ -49,15 +50,22 @@ async fn examine(api: &Api) -> Vec<Finding> {
     let parts: Value = serde_json::from_str(&ready.1).unwrap_or_default();
     for name in ["postgres", "nats", "s3"] {
         let told = parts[name].as_str().unwrap_or("not told").to_owned();
-        let cure = (!told.starts_with("ok")).then(|| format!("The server cannot reach it: look at its address in TOWPATH_…, at the server's log, and whether {name} runs."));
+        let cure = (!told.starts_with("ok")).then(|| {
+            format!("The server cannot reach it: look at its address in TOWPATH_…, at the server's log, and whether {name} runs.")
+        });
         findings.push(Finding { what: name, told, cure });
     }
     if parts["draining"] == true {
-        findings.push(Finding { what: "server", told: "it is shutting down".to_owned(), cure: Some("Wait for the next one, or ask another.".to_owned()) });
+        findings.push(Finding {
+            what: "server",
+            told: "it is shutting down".to_owned(),
+            cure: Some("Wait for the next one, or ask another.".to_owned()),
+        });
     }
     match api.get(&["v1", "agents"], &[]).await.and_then(read::<Page<Agent>>) {
         Err(failure) => {
-            let cure = "Give a token that works: --token, TOWPATH_TOKEN, `towpath login`, or the file .towpath/token of a development server.";
+            let cure =
+                "Give a token that works: --token, TOWPATH_TOKEN, `towpath login`, or the file .towpath/token of a development server.";
             findings.push(Finding { what: "token", told: words(&failure), cure: Some(cure.to_owned()) });
             return findings;
         }
@@ -66,7 +74,8 @@ async fn examine(api: &Api) -> Vec<Finding> {
             findings.push(Finding { what: "agents", told: "none is defined".to_owned(), cure: Some(cure) });
         }
         Ok(agents) => {
-            let names: Vec<String> = agents.items.into_iter().map(|agent| if agent.paused { format!("{} (paused)", agent.name) } else { agent.name }).collect();
+            let names: Vec<String> =
+                agents.items.into_iter().map(|agent| if agent.paused { format!("{} (paused)", agent.name) } else { agent.name }).collect();
             findings.push(well("agents", names.join(", ")));
         }
     }
@@ -74,9 +83,19 @@ async fn examine(api: &Api) -> Vec<Finding> {
         Ok(runs) if runs.items.is_empty() => findings.push(well("waiting runs", "none".to_owned())),
         Ok(runs) => {
             let oldest = runs.items.last().map(|run| format!("{} waits for {}", run.id, run.waiting_for.as_deref().unwrap_or("its turn")));
-            findings.push(well("waiting runs", format!("{}{}, the oldest of them: {}", runs.items.len(), if runs.cursor.is_some() { " and more" } else { "" }, oldest.unwrap_or_default())));
+            findings.push(well(
+                "waiting runs",
+                format!(
+                    "{}{}, the oldest of them: {}",
+                    runs.items.len(),
+                    if runs.cursor.is_some() { " and more" } else { "" },
+                    oldest.unwrap_or_default()
+                ),
+            ));
         }
-        Err(failure) => findings.push(Finding { what: "waiting runs", told: words(&failure), cure: Some("Try again in a moment.".to_owned()) }),
+        Err(failure) => {
+            findings.push(Finding { what: "waiting runs", told: words(&failure), cure: Some("Try again in a moment.".to_owned()) })
+        }
     }
     findings
 }

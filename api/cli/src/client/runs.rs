@@ -35,7 +35,9 @@ pub struct RunArg {
 }
 
 #[derive(Args)]
-#[command(after_help = "Examples:\n  towpath rerun RUN --follow\n  towpath rerun RUN --prompt \"count it again, without tests\" --same-session")]
+#[command(
+    after_help = "Examples:\n  towpath rerun RUN --follow\n  towpath rerun RUN --prompt \"count it again, without tests\" --same-session"
+)]
 pub struct RerunArgs {
     /// The run's id.
     run: String,
