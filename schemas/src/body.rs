@@ -40,6 +40,18 @@ pub struct NewRun {
     pub priority: Option<i16>,
 }
 
+/// A line of a transcript that holds what was looked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(ToSchema))]
+pub struct Found {
+    /// The frame at which the line was complete.
+    pub epoch: i32,
+    pub seq: u64,
+    pub at: DateTime<Utc>,
+    /// The line without control codes, at most 1 KiB of it.
+    pub text: String,
+}
+
 /// What of an earlier run is to be otherwise when it is run again.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

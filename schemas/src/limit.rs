@@ -46,6 +46,10 @@ pub const TARGETS_PER_RUN: usize = 16;
 /// Labels of one run, and bytes of a key or a value.
 pub const LABELS_PER_RUN: usize = 32;
 pub const LABEL_BYTES: usize = 256;
+/// Bytes of a line that a search shows, of the text that is looked for, and lines of one answer.
+pub const FOUND_BYTES: usize = 1024;
+pub const SEARCH_BYTES: usize = 1024;
+pub const FOUND_LINES: usize = 100;
 /// Rows of one page of a list.
 pub const PAGE_ROWS: i64 = 100;
 /// Longest `?wait=` in seconds.

@@ -15,6 +15,7 @@ mod outputs;
 mod print;
 mod run;
 mod runs;
+mod search;
 mod session;
 mod status;
 mod steer;
@@ -63,6 +64,8 @@ pub enum ClientCommand {
     Logs(logs::LogsArgs),
     /// Fetch a run's record: text, raw, cast for asciinema, ndjson; whole or a part.
     Transcript(transcript::TranscriptArgs),
+    /// Find lines in a run's transcript.
+    Search(search::SearchArgs),
     /// Sit at a run's terminal; the run goes on when you leave.
     Attach(attach::AttachArgs),
     /// Run something again: the same prompt, files, labels and targets, by the agent's newest version.
@@ -155,6 +158,7 @@ async fn carry_out(api: &Api, printer: &Printer, command: ClientCommand) -> Resu
         ClientCommand::Show(args) => runs::show(api, printer, args).await,
         ClientCommand::Logs(args) => logs::logs(api, printer, args).await,
         ClientCommand::Transcript(args) => transcript::transcript(api, printer, args).await,
+        ClientCommand::Search(args) => search::search(api, printer, args).await,
         ClientCommand::Attach(args) => attach::attach(api, printer, args).await,
         ClientCommand::Rerun(args) => runs::rerun(api, printer, args).await,
         ClientCommand::Cancel(args) => runs::cancel(api, printer, args).await,

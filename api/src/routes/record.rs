@@ -1,6 +1,7 @@
 //! A run's transcript and its event stream.
 
 use axum::{
+    Json,
     body::Body as HttpBody,
     extract::{State, WebSocketUpgrade},
     http::{HeaderMap, header},
@@ -15,13 +16,16 @@ use towpath_chassis::{Error, Result};
 use towpath_run::view;
 use towpath_schemas::{
     ErrorCode, Problem,
+    body::{Found, Page},
     frame::{Frame, FrameKind, GapRecord},
     id::RunId,
+    limit::{FOUND_LINES, SEARCH_BYTES},
 };
 use towpath_tenant::Scope;
 use towpath_transcript::{
     reader::{self, Cursor, Piece},
     render::{Format, Renderer},
+    search::Search,
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -34,7 +38,7 @@ use crate::{
 };
 
 pub fn routes() -> OpenApiRouter<Api> {
-    OpenApiRouter::new().routes(routes!(transcript)).routes(routes!(event_stream)).routes(routes!(watch_terminal))
+    OpenApiRouter::new().routes(routes!(transcript)).routes(routes!(event_stream)).routes(routes!(watch_terminal)).routes(routes!(search))
 }
 
 #[derive(Deserialize)]
@@ -111,6 +115,48 @@ fn render(renderer: &mut Renderer, format: Format, range: &Range, piece: Piece) 
         Piece::Tip { .. } => renderer.finish(&mut out),
     }
     Ok(out.into())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Searched {
+    q: String,
+    #[serde(default)]
+    ignore_case: bool,
+    after: Option<String>,
+}
+
+/// Lines of the transcript that hold `?q=`, oldest first; `?ignore_case=true`. `cursor` goes on, as `?after=`.
+#[utoipa::path(get, path = "/v1/runs/{id}/search", responses((status = 200, body = Page<Found>), (status = 400, body = Problem), (status = 404, body = Problem)))]
+async fn search(
+    State(api): State<Api>,
+    Runs(caller): Runs,
+    Path(run): Path<RunId>,
+    Query(query): Query<Searched>,
+) -> Answer<Json<Page<Found>>> {
+    let refuse = |detail: String| Error::refused(ErrorCode::BadRequest, detail);
+    if query.q.is_empty() || query.q.len() > SEARCH_BYTES || query.q.contains('\n') {
+        return Err(refuse(format!("q: one line of 1 to {SEARCH_BYTES} bytes")).into());
+    }
+    let after =
+        query.after.as_deref().map(|text| Cursor::parse(text).ok_or_else(|| refuse("after: use the cursor of the last answer".to_owned())));
+    let after = after.transpose()?.unwrap_or_default();
+    view::state(&api.chassis.db, caller.tenant, run).await?;
+    let mut pieces = reader::read(&api.chassis, caller.tenant, run, after);
+    let mut search = Search::new(&query.q, query.ignore_case);
+    let mut items = Vec::new();
+    while let Some(piece) = pieces.recv().await {
+        let Piece::Frames(frames) = piece? else { continue };
+        for frame in frames {
+            items.extend(search.frame(&frame));
+            // Not in the middle of a line, unless no line ever ends.
+            if items.len() >= FOUND_LINES && (search.may_pause() || items.len() >= 10 * FOUND_LINES) {
+                return Ok(Json(Page { items, cursor: Some(format!("{}.{}", frame.epoch, frame.seq)) }));
+            }
+        }
+    }
+    items.extend(search.finish());
+    Ok(Json(Page { items, cursor: None }))
 }
 
 /// A run's terminal as a WebSocket (schemas/src/viewer.rs): what it prints, and for whoever started the run what is typed. `?after=<epoch>.<seq>` goes on after

@@ -246,3 +246,29 @@ async fn a_damaged_chunk_is_told_where_it_is_and_reading_goes_on_behind_it() -> 
     ensure!(raw.is_err(), "raw bytes that are not whole were given as if they were");
     world.finish().await
 }
+
+#[tokio::test]
+async fn lines_are_found_with_their_places_page_by_page() -> Result<()> {
+    let world = World::start().await?;
+    world.agent("printer", &["/bin/sh", "-c", "for i in $(seq 1 250); do printf 'line %s \\033[31mneedle\\033[0m\\n' $i; [ $((i % 50)) = 0 ] && sleep 0.1; done; echo hay"], json!({})).await?;
+    let run = world.run("printer", &json!("x")).await?;
+    world.ended(&run).await?;
+    let (mut found, mut after, mut pages) = (Vec::new(), String::new(), 0);
+    loop {
+        let page = world.get(&format!("/v1/runs/{run}/search?q=NEEDLE&ignore_case=true{after}")).await?;
+        found.extend(page["items"].as_array().cloned().unwrap_or_default());
+        pages += 1;
+        let Some(cursor) = page["cursor"].as_str() else { break };
+        after = format!("&after={cursor}");
+    }
+    let texts: Vec<&str> = found.iter().filter_map(|found| found["text"].as_str()).collect();
+    let wanted: Vec<String> = (1..=250).map(|line| format!("line {line} needle")).collect();
+    ensure!(texts == wanted && pages >= 2, "{} lines on {pages} pages", texts.len());
+    let place = found[0]["seq"].as_u64().context("seq")?;
+    let around = String::from_utf8(world.transcript(&run, &format!("format=text&after=1.{}&until=1.{place}", place - 1)).await?)?;
+    ensure!(around.contains("line 1 needle"), "{around}");
+    ensure!(world.get(&format!("/v1/runs/{run}/search?q=thistle")).await?["items"] == json!([]), "what is not there was found");
+    let (status, _) = world.call(reqwest::Method::GET, &format!("/v1/runs/{run}/search?q="), None).await?;
+    ensure!(status == StatusCode::BAD_REQUEST, "{status}");
+    world.finish().await
+}

@@ -27,6 +27,11 @@ impl Lines {
         std::mem::take(&mut self.line.out)
     }
 
+    /// Nothing waits for the end of its line.
+    pub fn is_empty(&self) -> bool {
+        self.line.cells.is_empty()
+    }
+
     /// What stands in the last line, which has no end.
     pub fn finish(mut self) -> String {
         self.line.flush();

@@ -5,6 +5,7 @@ mod commit;
 pub mod reader;
 pub mod render;
 mod seal;
+pub mod search;
 mod stream;
 mod sweep;
 mod table;

@@ -81,6 +81,11 @@ impl Renderer {
         }
     }
 
+    /// Text that was not given yet depends on no frame before: reading may begin anew here.
+    pub fn is_at_line_start(&self) -> bool {
+        self.terminal.is_none() && self.lines.values().all(Lines::is_empty)
+    }
+
     /// Everything was given: what still stands on a screen or in a line.
     pub fn finish(&mut self, out: &mut Vec<u8>) {
         if self.format == Format::Text {
