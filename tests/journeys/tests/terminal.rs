@@ -140,6 +140,12 @@ async fn a_small_window_shows_the_part_around_the_cursor_and_leaving_ends_nothin
     let mut small = AtTerminal::start(&world, &["attach", &run], Size { cols: 30, rows: 8 })?;
     small.shows("28").await?;
     ensure!(small.rows().iter().any(|row| row == "ready>") && !small.rows().iter().any(|row| row == "5"), "{:?}", small.rows());
+    // One who only looks on neither types nor decides the size.
+    let mut watcher = AtTerminal::start(&world, &["attach", &run, "--watch"], Size { cols: 60, rows: 20 })?;
+    watcher.shows("28").await?;
+    watcher.type_in("exit\r")?;
+    watcher.type_in("\x03")?;
+    ensure!(watcher.left().await?.success(), "an interrupt leaves");
     small.resize(Size { cols: 30, rows: 30 })?;
     small.shows("27").await?;
     small.type_in("\x1d")?;

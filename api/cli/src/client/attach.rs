@@ -83,6 +83,7 @@ pub async fn attach(api: &Api, printer: &Printer, args: AttachArgs) -> Result<()
         keyboard: Keyboard::take(args.detach_key, watch).map_err(|error| Failure::local("the terminal", &error))?,
         mirror: Mirror::open().map_err(|error| Failure::local("the terminal", &error))?,
         own: args.own,
+        watch,
         typed: VecDeque::new(),
         number: 0,
         may_type: false,
@@ -114,6 +115,8 @@ struct Attached<'a> {
     keyboard: Keyboard,
     mirror: Mirror,
     own: bool,
+    /// Who only looks on types nothing, and has no window that the terminal's size could follow.
+    watch: bool,
     /// Bytes of each number that is on its way.
     typed: VecDeque<(u64, usize)>,
     number: u64,
@@ -145,7 +148,7 @@ impl Attached<'_> {
         if !std::mem::take(&mut self.typed).is_empty() {
             self.mirror.say("the connection broke; the last keys may not have been typed");
         }
-        self.tell(&mut socket, &FromViewer::Window { size: self.mirror.window() }).await?;
+        self.tell_window(&mut socket).await?;
         if std::mem::take(&mut self.own) {
             self.tell(&mut socket, &FromViewer::Own).await?;
         }
@@ -172,10 +175,14 @@ impl Attached<'_> {
                 },
                 _ = resized.recv() => {
                     self.mirror.measure();
-                    self.tell(&mut socket, &FromViewer::Window { size: self.mirror.window() }).await?;
+                    self.tell_window(&mut socket).await?;
                 }
             }
         }
+    }
+
+    async fn tell_window(&self, socket: &mut Socket) -> Result<(), Failure> {
+        if self.watch { Ok(()) } else { self.tell(socket, &FromViewer::Window { size: self.mirror.window() }).await }
     }
 
     async fn tell(&self, socket: &mut Socket, message: &FromViewer) -> Result<(), Failure> {
@@ -201,7 +208,7 @@ impl Attached<'_> {
 
     fn told(&mut self, told: ToViewer) -> Option<Left> {
         match told {
-            ToViewer::Hello { may_type, .. } => self.may_type = may_type,
+            ToViewer::Hello { may_type, .. } => self.may_type = may_type && !self.watch,
             ToViewer::Typed { number } => self.typed.retain(|(of, _)| *of > number),
             ToViewer::Refused { number, reason } => {
                 self.typed.retain(|(of, _)| *of != number);
