@@ -78,9 +78,8 @@ impl Terminal<'_> {
     async fn go(&mut self) {
         let mut look = Instant::now() + LOOK;
         loop {
-            let may_read = self.buffer.len() < FRAME_BYTES;
             tokio::select! {
-                end = readable(self.desk, &self.device), if may_read => match end {
+                end = readable(self.desk, &self.device) => match end {
                     Ok(()) => if self.read().await { break },
                     Err(_) => break,
                 },
