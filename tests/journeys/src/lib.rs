@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod memory;
 mod process;
 mod receiver;
 pub mod terminal;
@@ -7,11 +8,12 @@ pub mod terminal;
 use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
+pub use memory::Memory;
 pub use process::{Process, peak_memory};
 pub use receiver::{Received, Receiver};
 use reqwest::{Client, Method, StatusCode};
@@ -59,7 +61,7 @@ pub struct World {
     pub db: PgPool,
     pub env: HashMap<String, String>,
     pub state: PathBuf,
-    processes: Mutex<BTreeMap<String, Process>>,
+    processes: Arc<Mutex<BTreeMap<String, Process>>>,
     folder: TempDir,
     _lease: Option<NatsLease>,
 }
@@ -117,7 +119,7 @@ impl World {
             db,
             env,
             state,
-            processes: Mutex::default(),
+            processes: Arc::default(),
             folder,
             _lease: ground.lease,
         };
@@ -171,6 +173,11 @@ impl World {
     pub fn process<T>(&self, name: &str, what: impl FnOnce(&mut Process) -> Result<T>) -> Result<T> {
         let mut processes = self.lock();
         what(processes.get_mut(name).with_context(|| format!("no process {name}"))?)
+    }
+
+    /// Notes from now on the highest memory of every process, of those that are killed too.
+    pub fn watch_memory(&self) -> Memory {
+        Memory::watch(self.processes.clone(), self.state.clone())
     }
 
     pub fn kill(&self, name: &str) -> Result<()> {

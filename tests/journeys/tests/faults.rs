@@ -10,7 +10,7 @@ use stage::{Mode, Options, Proxy, Servers, wait_for};
 use tempfile::TempDir;
 use tokio_tungstenite::tungstenite::Message;
 use towpath_chassis::{config::Hidden, secret::Secrets};
-use towpath_journeys::{Ground, SOON, World, peak_memory, sha256, supervisors};
+use towpath_journeys::{Ground, SOON, World, sha256, supervisors};
 use towpath_schemas::{
     RunId,
     guest::{Exit, FromGuest, Hello, Identity, PROTOCOL, Phase, ToGuest},
@@ -76,24 +76,11 @@ async fn check_printed(world: &World, ended: &Value) -> Result<()> {
 async fn fifty_megabytes_read_back_and_no_process_grows_with_them() -> Result<()> {
     let world = World::start().await?;
     world.agent("printer", &["/usr/bin/python3", "-c", PRINTER, "0.02"], json!({})).await?;
+    let memory = world.watch_memory();
     let run = world.run("printer", &json!("x")).await?;
-    printing(&world, &run, 1_000_000).await?;
-    let supervisor = supervisors(&world.state);
-    let mut supervisor_peak = 0;
-    let ended = loop {
-        supervisor_peak =
-            supervisor.iter().map(|pid| peak_memory(u32::try_from(*pid).unwrap_or(0))).max().unwrap_or(0).max(supervisor_peak);
-        let shown = world.get(&format!("/v1/runs/{run}")).await?;
-        if shown["ended_at"].is_string() {
-            break shown;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    };
+    let ended = world.ended_within(&run, SOON * 2).await?;
     check_printed(&world, &ended).await?;
-    let server_peak = world.process("all", |process| Ok(process.peak_memory()))?;
-    println!("peak memory: towpath {:.1} MB, supervisor {:.1} MB", server_peak as f64 / 1e6, supervisor_peak as f64 / 1e6);
-    ensure!(supervisor_peak < 64 << 20, "the supervisor grew to {supervisor_peak} bytes");
-    ensure!(server_peak < 400 << 20, "the server grew to {server_peak} bytes");
+    memory.stayed_flat()?;
     world.finish().await
 }
 
@@ -104,6 +91,7 @@ async fn killing_api_and_worker_half_way_loses_no_byte_and_runs_nothing_twice() 
     world.spawn("worker", &["worker"])?;
     world.ready().await?;
     world.agent("printer", &["/usr/bin/python3", "-c", PRINTER, "0.02"], json!({})).await?;
+    let memory = world.watch_memory();
     let run = world.run("printer", &json!("x")).await?;
     printing(&world, &run, 10_000_000).await?;
     world.kill("worker")?;
@@ -115,6 +103,7 @@ async fn killing_api_and_worker_half_way_loses_no_byte_and_runs_nothing_twice() 
     world.ready().await?;
     let ended = world.ended_within(&run, SOON * 2).await?;
     check_printed(&world, &ended).await?;
+    memory.stayed_flat()?;
     world.finish().await
 }
 
@@ -126,6 +115,7 @@ async fn an_emptied_nats_half_way_loses_no_byte() -> Result<()> {
     world.ready().await?;
     world.example("echo").await?;
     world.agent("printer", &["/usr/bin/python3", "-c", PRINTER, "0.02"], json!({})).await?;
+    let memory = world.watch_memory();
     let run = world.run("printer", &json!("x")).await?;
     printing(&world, &run, 10_000_000).await?;
     servers.nats.kill9()?;
@@ -135,6 +125,7 @@ async fn an_emptied_nats_half_way_loses_no_byte() -> Result<()> {
     servers.nats.start().await?;
     let ended = world.ended_within(&run, SOON * 2).await?;
     check_printed(&world, &ended).await?;
+    memory.stayed_flat()?;
     ensure!(world.ended(&kept).await?["state"] == "succeeded", "{}", world.logs());
     world.finish().await
 }
@@ -357,6 +348,7 @@ async fn a_gateway_connection_that_is_cut_or_stands_still_loses_no_byte() -> Res
     world.spawn_with("all", &["dev"], &[("TOWPATH_GATEWAY_URL", &through)])?;
     world.ready().await?;
     world.agent("printer", &["/usr/bin/python3", "-c", PRINTER, "0.05"], json!({})).await?;
+    let memory = world.watch_memory();
     let run = world.run("printer", &json!("x")).await?;
     for (most, fault) in [(2_000_000, None), (8_000_000, Some(Mode::Refuse)), (14_000_000, None), (20_000_000, Some(Mode::BlackHole))] {
         printing(&world, &run, most).await?;
@@ -371,6 +363,7 @@ async fn a_gateway_connection_that_is_cut_or_stands_still_loses_no_byte() -> Res
     }
     let ended = world.ended_within(&run, SOON * 2).await?;
     check_printed(&world, &ended).await?;
+    memory.stayed_flat()?;
     world.finish().await
 }
 
