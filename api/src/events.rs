@@ -185,7 +185,10 @@ impl Follower {
                 }
                 Ok(())
             }
-            Piece::Gap { epoch, gap } => {
+            Piece::Gap { epoch, last_seq, gap } => {
+                if let Some(seq) = last_seq {
+                    self.at.frame = Cursor { epoch, seq };
+                }
                 self.send("gap", &serde_json::json!({ "epoch": epoch, "reason": gap.reason, "bytes": gap.bytes })).await
             }
             Piece::Damaged { epoch, first_seq, last_seq, reason } => {

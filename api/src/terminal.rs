@@ -194,7 +194,7 @@ impl Viewer {
                 }
                 if bytes.is_empty() { Ok(()) } else { self.send(Message::Binary(bytes.into())).await }
             }
-            Piece::Gap { epoch, gap } => self.tell(&ToViewer::Gap { epoch, reason: gap.reason }).await,
+            Piece::Gap { epoch, gap, .. } => self.tell(&ToViewer::Gap { epoch, reason: gap.reason }).await,
             Piece::Damaged { epoch, reason, .. } => self.tell(&ToViewer::Gap { epoch, reason }).await,
             Piece::Tip { .. } => Ok(()),
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::limit::PROMPT_BYTES;
+use crate::limit::{PROMPT_BYTES, TRANSCRIPT_BYTES, TRANSCRIPT_BYTES_LEAST};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -116,11 +116,14 @@ pub struct Limits {
     pub max_s: Option<u32>,
     /// Seconds between TERM and KILL, at most 10.
     pub grace_s: u32,
+    /// Bytes of output that are kept of each of a run's sandboxes, at least 1 MiB. Of more, a quarter of it from the beginning and the newest are kept; a gap marker
+    /// stands for what was between.
+    pub transcript_bytes: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { concurrent: None, start_s: 120, idle_s: None, max_s: None, grace_s: 5 }
+        Self { concurrent: None, start_s: 120, idle_s: None, max_s: None, grace_s: 5, transcript_bytes: TRANSCRIPT_BYTES }
     }
 }
 
@@ -181,10 +184,13 @@ impl AgentDefinition {
             return refuse("spool_full", "this release knows spool_full = \"block\" and contract = \"towpath\" only");
         }
         if self.limits.concurrent.is_some() || self.limits.max_s.is_some() {
-            return refuse("limits", "this release enforces start_s, idle_s and grace_s only; leave the others out");
+            return refuse("limits", "this release enforces start_s, idle_s, grace_s and transcript_bytes only; leave the others out");
         }
         if self.limits.idle_s == Some(0) {
             return refuse("limits.idle_s", "at least 1 second");
+        }
+        if self.limits.transcript_bytes < TRANSCRIPT_BYTES_LEAST || i64::try_from(self.limits.transcript_bytes).is_err() {
+            return refuse("limits.transcript_bytes", "at least 1048576");
         }
         if self.limits.grace_s > 10 {
             return refuse("limits.grace_s", "at most 10 seconds");
@@ -233,6 +239,7 @@ mod tests {
             ("on_lost", r#"{"on_lost":"restart","fence_after":60}"#),
             ("limits", r#"{"limits":{"max_s":5}}"#),
             ("limits.grace_s", r#"{"limits":{"grace_s":11}}"#),
+            ("limits.transcript_bytes", r#"{"limits":{"transcript_bytes":1048575}}"#),
         ] {
             let mut value = serde_json::to_value(minimal()).expect("value");
             let change: serde_json::Value = serde_json::from_str(change).expect("change");

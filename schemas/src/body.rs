@@ -228,7 +228,7 @@ pub struct Output {
 pub struct Transcript {
     /// `live`, `sealing`, `complete` or `gap`.
     pub state: String,
-    /// Bytes that are sealed.
+    /// Bytes that were sealed, with those that are kept no longer.
     pub bytes: i64,
     /// Bytes known to be missing; null with state `gap` when nobody can know.
     pub missing: Option<i64>,
@@ -371,7 +371,19 @@ pub struct NewTenant {
 pub struct Tenant {
     pub id: TenantId,
     pub name: String,
+    pub retention: Retention,
     pub created_at: DateTime<Utc>,
+}
+
+/// Days that a tenant's things are kept: transcripts and runs after the run's end, uploaded files after their last run's end, outputs after their run's end.
+/// `null`: for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(ToSchema))]
+pub struct Retention {
+    pub transcript_days: Option<i32>,
+    pub file_days: Option<i32>,
+    pub run_days: Option<i32>,
 }
 
 /// Data of an `output` event of an event stream.

@@ -14,6 +14,9 @@ pub const FILE_BYTES: u64 = 25 * 1024 * 1024;
 pub const FILES_PER_RUN: usize = 100;
 /// Bytes of a file's name after normalising.
 pub const FILE_NAME_BYTES: usize = 255;
+/// Bytes of a transcript that are kept of each epoch unless the agent says otherwise, and the least that it may say.
+pub const TRANSCRIPT_BYTES: u64 = 10 << 30;
+pub const TRANSCRIPT_BYTES_LEAST: u64 = 1 << 20;
 /// Bytes of a result's text; the rest is cut and `truncated` says so.
 pub const RESULT_BYTES: usize = 1024 * 1024;
 /// Bytes of the last stdout that stand in for a missing result file.

@@ -72,6 +72,8 @@ pub enum ClientCommand {
     Rerun(runs::RerunArgs),
     /// End a run. It settles within 15 seconds in any case.
     Cancel(runs::RunArg),
+    /// Remove an ended run with all that is kept of it.
+    Remove(runs::RunArg),
     /// Say that a run's sandbox is certainly gone, when nothing else can find out.
     Abandon(runs::RunArg),
     /// Every move of a run: when, what, by whom.
@@ -162,6 +164,7 @@ async fn carry_out(api: &Api, printer: &Printer, command: ClientCommand) -> Resu
         ClientCommand::Attach(args) => attach::attach(api, printer, args).await,
         ClientCommand::Rerun(args) => runs::rerun(api, printer, args).await,
         ClientCommand::Cancel(args) => runs::cancel(api, printer, args).await,
+        ClientCommand::Remove(args) => runs::remove(api, printer, args).await,
         ClientCommand::Abandon(args) => runs::abandon(api, printer, args).await,
         ClientCommand::History(args) => runs::history(api, printer, args).await,
         ClientCommand::Deliveries(args) => runs::deliveries(api, printer, args).await,

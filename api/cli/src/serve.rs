@@ -150,7 +150,14 @@ fn clock(chassis: &Chassis) {
         Sweep::new("outbox relay", Duration::from_secs(1), outbox::relay),
         Sweep::new("old idempotency keys", Duration::from_secs(600), idempotency::sweep),
     ];
-    let rooms = [towpath_run::sweep::sweeps(), towpath_transcript::sweeps(), towpath_delivery::sweeps(), towpath_file::sweeps()];
+    let rooms = [
+        towpath_session::sweeps(),
+        towpath_run::sweep::sweeps(),
+        towpath_run::retention::sweeps(),
+        towpath_transcript::sweeps(),
+        towpath_delivery::sweeps(),
+        towpath_file::sweeps(),
+    ];
     for one in of_chassis.into_iter().chain(rooms.into_iter().flatten()) {
         sweep(chassis, one);
     }
@@ -177,7 +184,12 @@ async fn provision(chassis: &Chassis) -> anyhow::Result<()> {
         towpath_run::admission::hear_pool(&chassis.db, &chassis.config.pool()).await?;
         Ok(0)
     });
-    for one in host.sweeps().into_iter().chain([heard]) {
+    let own = host.clone();
+    let workspaces = towpath_run::retention::host_sweep(move |session| {
+        let host = own.clone();
+        async move { host.remove_workspace(session).await }
+    });
+    for one in host.sweeps().into_iter().chain([heard, workspaces]) {
         sweep(chassis, one);
     }
     Ok(())

@@ -4,7 +4,7 @@ use axum::{
     Json,
     body::Body as HttpBody,
     extract::{State, WebSocketUpgrade},
-    http::{HeaderMap, header},
+    http::{HeaderMap, HeaderValue, header},
     response::{IntoResponse, Response, Sse, sse::Event, sse::KeepAlive},
 };
 use bytes::Bytes;
@@ -23,6 +23,7 @@ use towpath_schemas::{
 };
 use towpath_tenant::Scope;
 use towpath_transcript::{
+    Record,
     reader::{self, Cursor, Piece},
     render::{Format, Renderer},
     search::Search,
@@ -75,6 +76,7 @@ async fn transcript(State(api): State<Api>, Runs(caller): Runs, Path(run): Path<
         before_us: query.before.map(|at| at.timestamp_micros()),
     };
     view::state(&api.chassis.db, caller.tenant, run).await?;
+    let missing = missing(&towpath_transcript::records(&api.chassis.db, caller.tenant, run).await?);
     let from = match (after, query.since) {
         (Some(after), _) => after,
         (None, Some(since)) => reader::since(&api.chassis, caller.tenant, run, since).await?,
@@ -83,8 +85,26 @@ async fn transcript(State(api): State<Api>, Runs(caller): Runs, Path(run): Path<
     let pieces = ReceiverStream::new(reader::read(&api.chassis, caller.tenant, run, from));
     let mut renderer = Renderer::new(format, only);
     let body = pieces.map(move |piece| piece.and_then(|piece| render(&mut renderer, format, &range, piece)));
-    Ok(([(header::CONTENT_TYPE, format.media_type()), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")], HttpBody::from_stream(body))
-        .into_response())
+    let mut answer =
+        ([(header::CONTENT_TYPE, format.media_type()), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")], HttpBody::from_stream(body))
+            .into_response();
+    if let Some(missing) = missing {
+        answer.headers_mut().insert(MISSING, missing);
+    }
+    Ok(answer)
+}
+
+/// Says how many bytes of the record are missing, or `unknown`, where some are; `raw` has no other place for it.
+const MISSING: &str = "towpath-transcript-missing";
+
+fn missing(records: &[Record]) -> Option<HeaderValue> {
+    let gaps = records.iter().flat_map(|record| record.gap.iter().chain(record.cut.as_ref().map(|cut| &cut.gap)));
+    let bytes: Vec<Option<u64>> = gaps.map(|gap| gap.bytes).collect();
+    match bytes.iter().copied().sum::<Option<u64>>() {
+        Some(_) if bytes.is_empty() => None,
+        Some(bytes) => Some(HeaderValue::from(bytes)),
+        None => Some(HeaderValue::from_static("unknown")),
+    }
 }
 
 /// What of the frames was asked for, beside where reading begins.
@@ -108,7 +128,7 @@ fn render(renderer: &mut Renderer, format: Format, range: &Range, piece: Piece) 
     let mut out = Vec::new();
     match piece {
         Piece::Frames(frames) => frames.iter().filter(|frame| range.has(frame)).for_each(|frame| renderer.frame(frame, &mut out)),
-        Piece::Gap { epoch, gap } => renderer.gap(epoch, &gap, &mut out),
+        Piece::Gap { epoch, gap, .. } => renderer.gap(epoch, &gap, &mut out),
         // Bytes have no place for a mark: the answer breaks off instead of being silently short.
         Piece::Damaged { reason, .. } if format == Format::Raw => return Err(Error::broken(reason)),
         Piece::Damaged { epoch, reason, .. } => renderer.gap(epoch, &GapRecord { reason, bytes: None }, &mut out),

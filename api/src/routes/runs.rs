@@ -10,7 +10,7 @@ use axum::{
 use serde::Deserialize;
 use towpath_agent::start::{Start, again};
 use towpath_chassis::{Error, idempotency::Key, secret, telemetry};
-use towpath_run::{accept, view};
+use towpath_run::{accept, retention, view};
 use towpath_schemas::{
     ErrorCode, Problem,
     body::{HistoryEntry, NewRun, Page, Rerun, Run, RunState},
@@ -29,7 +29,7 @@ use crate::{
 pub fn routes() -> OpenApiRouter<Api> {
     OpenApiRouter::new()
         .routes(routes!(create, list))
-        .routes(routes!(get))
+        .routes(routes!(get, remove))
         .routes(routes!(history))
         .routes(routes!(rerun))
         .routes(routes!(cancel))
@@ -47,6 +47,13 @@ async fn create(
 ) -> Answer<(StatusCode, HeaderMap, Json<Run>)> {
     let key = key.with_body(body.sha256)?;
     start(&api, &caller, body.value, key).await
+}
+
+/// Removes an ended run with its transcript, outputs, steers, history and deliveries. Done once it is answered.
+#[utoipa::path(delete, path = "/v1/runs/{id}", responses((status = 204), (status = 404, body = Problem), (status = 409, body = Problem)))]
+async fn remove(State(api): State<Api>, Runs(caller): Runs, Path(id): Path<RunId>) -> Answer<StatusCode> {
+    retention::remove(&api.chassis, caller.tenant, id).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Runs it again: the same prompt, files, labels and targets, by the agent's newest version, in a new session unless the body says otherwise.

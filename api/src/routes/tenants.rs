@@ -4,7 +4,7 @@ use axum::{Json, extract::State, http::StatusCode};
 use towpath_chassis::Error;
 use towpath_schemas::{
     ErrorCode, Problem,
-    body::{NewTenant, NewToken, Page, Tenant, Token},
+    body::{NewTenant, NewToken, Page, Retention, Tenant, Token},
     id::{TenantId, TokenId},
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -21,6 +21,7 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(revoke_token))
         .routes(routes!(create_tenant, list_tenants))
         .routes(routes!(create_tenant_token))
+        .routes(routes!(keep))
 }
 
 /// Makes a token for a principal of the caller's tenant; its secret is in this answer only.
@@ -79,4 +80,16 @@ async fn create_tenant_token(
         return Err(Error::refused(ErrorCode::NotFound, format!("there is no tenant {id}")).into());
     }
     Ok((StatusCode::CREATED, Json(towpath_tenant::create_token(&api.chassis, id, &body.value).await?)))
+}
+
+/// Says how long a tenant's transcripts, files and runs are kept. What is over its time goes within minutes, and does not come back.
+#[utoipa::path(put, path = "/v1/tenants/{id}/retention", request_body = Retention, responses((status = 200, body = Retention), (status = 404, body = Problem), (status = 422, body = Problem)))]
+async fn keep(State(api): State<Api>, Admin(caller): Admin, Path(id): Path<TenantId>, body: Body<Retention>) -> Answer<Json<Retention>> {
+    if id != caller.tenant {
+        operator(&api, caller.tenant).await?;
+    }
+    if towpath_tenant::keep(&api.chassis, id, body.value).await? {
+        return Ok(Json(body.value));
+    }
+    Err(Error::refused(ErrorCode::NotFound, format!("there is no tenant {id}")).into())
 }

@@ -7,7 +7,7 @@ use towpath_transcript::reader::{self, Cursor, Piece};
 use crate::World;
 
 /// One part: its name, and a query that gives one line of text for each row. Ids stand as whether they are there.
-const PARTS: [(&str, &str); 14] = [
+const PARTS: [(&str, &str); 17] = [
     ("run", "select concat_ws(' ', prompt, state, 'wanted', wanted, 'reason', reason, 'waits', waiting_for, 'epoch', epoch, active, incarnation, starts, restarts,
         exited, exit_code, exit_signal, message, started_at is not null, ended_at is not null) from run order by created_at, id"),
     ("history", "select concat_ws(' ', from_state, to_state, cause, case when actor like 'prn%' then 'person' else actor end, epoch, reason, detail - 'steer')
@@ -18,9 +18,12 @@ const PARTS: [(&str, &str); 14] = [
     ("workspace", "select concat_ws(' ', pool, epoch, run_id is not null) from workspace"),
     ("steer", "select concat_ws(' ', ordinal, message, state, reason, epoch) from steer order by ordinal"),
     ("sandbox", "select concat_ws(' ', epoch, state, unwanted, incarnation, identity is not null, observed, refusal) from sandbox order by epoch"),
-    ("transcript", "select concat_ws(' ', epoch, state, last_seq, bytes, end_record, gap) from transcript order by epoch"),
+    ("transcript", "select concat_ws(' ', epoch, state, last_seq, bytes, end_record, gap, 'cut', cut_first, cut_last, cut_bytes, cut_reason) from transcript order by epoch"),
     ("delivery", "select concat_ws(' ', n, state, answer, secret is not null, body #>> '{data,run,state}', body #>> '{data,run,result,text}') from delivery order by n"),
     ("output", "select concat_ws(' ', name, epoch, size, status, reason, object_key is not null) from output order by name"),
+    ("file", "select concat_ws(' ', name, expired_at is not null) from file order by name"),
+    ("session", "select concat_ws(' ', agent_name) from session"),
+    ("tenant", "select concat_ws(' ', transcripts_kept_from > 'epoch', outputs_kept_from > 'epoch') from tenant order by created_at"),
     ("object", "select concat_ws(' ', state, count(*)) from object group by state order by state"),
     ("idempotency", "select concat_ws(' ', split_part(route, ' ', 1), key) from idempotency order by route, key"),
     ("left", "select concat_ws(' ', 'outbox', (select count(*) from outbox), 'attempt', (select count(*) from attempt), 'dead', (select count(*) from dead),
@@ -70,7 +73,7 @@ impl World {
                             ));
                         }
                     }
-                    Piece::Gap { epoch, gap } => text.push_str(&format!("frame gap {epoch} {}\n", gap.reason)),
+                    Piece::Gap { epoch, gap, .. } => text.push_str(&format!("frame gap {epoch} {}\n", gap.reason)),
                     Piece::Damaged { epoch, reason, .. } => text.push_str(&format!("frame damaged {epoch} {reason}\n")),
                     Piece::Tip { closed } => text.push_str(&format!("frame tip {closed}\n")),
                 }

@@ -24,7 +24,7 @@ const BATCH: usize = 256;
 const AGE: &str = "update outbox set created_at = created_at - interval '1 hour';
     update lease set until = now() - interval '1 second';
     update delivery set next_attempt_at = now() - interval '1 hour' where state = 'sending' or next_attempt_at <= now();
-    update object set created_at = created_at - interval '2 days' where state <> 'live'";
+    update object set created_at = created_at - interval '2 days', unused_at = unused_at - interval '1 hour' where state <> 'live'";
 
 impl World {
     /// Relay, sweeps, timers and handlers, in the second process, until nothing changes any more.
@@ -49,7 +49,7 @@ impl World {
             sweep.once(&process.chassis).await.with_context(|| format!("sweep {}", sweep.name))?;
         }
         if self.hosted() {
-            for sweep in process.host.sweeps() {
+            for sweep in roles::host_sweeps(process) {
                 sweep.once(&process.chassis).await.with_context(|| format!("sweep {}", sweep.name))?;
             }
         }

@@ -23,13 +23,30 @@ pub fn sweeps() -> Vec<Sweep> {
         Sweep::new("outbox relay", std::time::Duration::from_secs(1), outbox::relay),
         Sweep::new("old idempotency keys", std::time::Duration::from_secs(600), idempotency::sweep),
     ];
-    let rooms = [towpath_run::sweep::sweeps(), towpath_transcript::sweeps(), towpath_delivery::sweeps(), towpath_file::sweeps()];
+    let rooms = [
+        towpath_session::sweeps(),
+        towpath_run::sweep::sweeps(),
+        towpath_run::retention::sweeps(),
+        towpath_transcript::sweeps(),
+        towpath_delivery::sweeps(),
+        towpath_file::sweeps(),
+    ];
     own.into_iter().chain(rooms.into_iter().flatten()).collect()
+}
+
+/// All sweeps of a host.
+pub fn host_sweeps(process: &Process) -> Vec<Sweep> {
+    let host = process.host.clone();
+    let workspaces = towpath_run::retention::host_sweep(move |session| {
+        let host = host.clone();
+        async move { host.remove_workspace(session).await }
+    });
+    process.host.sweeps().into_iter().chain([workspaces]).collect()
 }
 
 /// The sweep of that name, of the clock or of the process's host.
 pub fn sweep(process: &Process, name: &str) -> Result<Sweep> {
-    sweeps().into_iter().chain(process.host.sweeps()).find(|sweep| sweep.name == name).with_context(|| format!("no sweep {name}"))
+    sweeps().into_iter().chain(host_sweeps(process)).find(|sweep| sweep.name == name).with_context(|| format!("no sweep {name}"))
 }
 
 /// All timers.
@@ -40,7 +57,7 @@ pub fn timers() -> Timers {
 /// Every name that a scene must cover: `handler …`, `sweep …`, `timer …`.
 pub fn names(process: &Process) -> Vec<String> {
     let handlers = handlers(process).into_iter().map(|handler| format!("handler {}", handler.name));
-    let sweeps = sweeps().into_iter().chain(process.host.sweeps()).map(|sweep| format!("sweep {}", sweep.name));
+    let sweeps = sweeps().into_iter().chain(host_sweeps(process)).map(|sweep| format!("sweep {}", sweep.name));
     let timers = timers().kinds().into_iter().map(|kind| format!("timer {kind}"));
     handlers.chain(sweeps).chain(timers).collect()
 }

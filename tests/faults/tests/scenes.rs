@@ -4,11 +4,12 @@ use anyhow::{Context, Result};
 use towpath_agent::start::start_all;
 use towpath_chassis::{Error, timer};
 use towpath_faults::{Life, Process, Scene, Who, World, life, play, roles};
-use towpath_file::Spool;
+use towpath_file::{Spool, Spooled};
 use towpath_run::{
     accept,
     apply::{TIMER_SEAL, TIMER_START, TIMER_WANTED, epoch_key},
     report::Report,
+    retention,
 };
 use towpath_schemas::{
     command::Command,
@@ -73,6 +74,22 @@ scenes! {
     an_old_key_is_forgotten_by_the_sweep: "sweep old idempotency keys", Nobody, never, old_keys,
         async |process: &Process, _: &World, _: &Life| sweep(process, "old idempotency keys").await;
 
+    an_expired_transcript_goes_piece_by_piece: "sweep expired transcripts", Nobody, never, async |world: &World| old(world, "transcript_days = 90").await,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "expired transcripts").await;
+    an_expired_output_goes_and_is_still_told: "sweep expired outputs", Nobody, never, async |world: &World| old(world, "file_days = 90").await,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "expired outputs").await;
+    an_expired_file_that_no_run_needs_goes: "sweep expired files", Nobody, never, async |world: &World| old(world, "file_days = 90").await,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "expired files").await;
+    an_expired_run_goes_with_all_that_it_had: "sweep expired runs", Nobody, never, async |world: &World| old(world, "run_days = 90").await,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "expired runs").await;
+    an_expired_session_goes_after_its_runs: "sweep expired sessions", Nobody, never, without_runs,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "expired sessions").await;
+    an_unwanted_workspace_goes_on_its_host: "sweep unwanted workspaces", Nobody, never, unwanted_workspace,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "unwanted workspaces").await;
+    an_unused_object_goes_a_while_later: "sweep unused objects", Nobody, never, unused,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "unused objects").await;
+    a_run_is_removed_when_it_is_asked_for: "retention::remove", Owner, never, async |world: &World| old(world, "run_days = null").await, remove;
+
     a_request_makes_one_run: "start_all", Asker, never, World::ready, start;
     a_steer_is_accepted_once: "accept::steer", Asker, never, World::running,
         async |process: &Process, _: &World, life: &Life| Ok(accept::steer(&process.chassis, &life.steer("turn left")?).await.map(|_| ())?);
@@ -99,7 +116,8 @@ scenes! {
 }
 
 /// What is no handler, timer or sweep and has to be in the list all the same.
-const FUNCTIONS: [&str; 11] = [
+const FUNCTIONS: [&str; 12] = [
+    "retention::remove",
     "start_all",
     "accept::steer",
     "accept::cancel",
@@ -163,6 +181,54 @@ async fn half_written(world: &World) -> Result<Life> {
     towpath_file::object_begin(world.db(), life.tenant, &key).await?;
     world.first.chassis.store.put(&key, b"half".as_slice().into()).await?;
     sqlx::query("update object set created_at = now() - interval '2 days'").execute(world.db()).await?;
+    Ok(life)
+}
+
+/// A run with an output, and a file beside it, that ended long ago, of a tenant that keeps for ever what `days` does not name.
+async fn old(world: &World, days: &str) -> Result<Life> {
+    let life = world.running().await?;
+    output(&world.first, world, &life).await?;
+    towpath_file::store(&world.first.chassis, life.tenant, life.principal, "input.txt", "text/plain", spooled(b"input").await?).await?;
+    say(&world.first, &life, life::ended(0)).await?;
+    world.print(&life).await?;
+    life::seal(&world.first, &life).await?;
+    life::handle(&world.first, "run", vec![life.sealed()]).await?;
+    life::handle(&world.first, "deliver", deliveries(world).await?).await?;
+    age(world, days).await?;
+    Ok(life)
+}
+
+async fn age(world: &World, days: &str) -> Result<()> {
+    sqlx::raw_sql(
+        "update run set ended_at = ended_at - interval '100 days'; update session set created_at = created_at - interval '100 days';
+         update file set created_at = created_at - interval '100 days'; update tenant set transcript_days = null, file_days = null, run_days = null",
+    )
+    .execute(world.db())
+    .await?;
+    sqlx::query(sqlx::AssertSqlSafe(format!("update tenant set {days}"))).execute(world.db()).await?;
+    Ok(())
+}
+
+async fn without_runs(world: &World) -> Result<Life> {
+    let life = old(world, "run_days = 90").await?;
+    world.host_looks();
+    sweep(&world.first, "expired runs").await?;
+    Ok(life)
+}
+
+async fn unwanted_workspace(world: &World) -> Result<Life> {
+    let life = without_runs(world).await?;
+    let folder = world.state.join("workspaces").join(life.session.to_string());
+    std::fs::create_dir_all(folder.join("deep"))?;
+    std::os::unix::fs::symlink("/etc", folder.join("elsewhere"))?;
+    sweep(&world.first, "expired sessions").await?;
+    Ok(life)
+}
+
+async fn unused(world: &World) -> Result<Life> {
+    let life = old(world, "transcript_days = 90").await?;
+    sweep(&world.first, "expired transcripts").await?;
+    sqlx::query("update object set unused_at = unused_at - interval '1 hour'").execute(world.db()).await?;
     Ok(life)
 }
 
@@ -246,11 +312,23 @@ async fn cancel(process: &Process, _: &World, life: &Life) -> Result<()> {
     Ok(())
 }
 
+async fn remove(process: &Process, _: &World, life: &Life) -> Result<()> {
+    match retention::remove(&process.chassis, life.tenant, life.run).await {
+        // Whoever asks again after an answer that never came, or beside another, finds nothing.
+        Err(Error::Refused(problem)) if problem.status == 404 => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+async fn spooled(content: &[u8]) -> Result<Spooled> {
+    let mut spool = Spool::new(1024)?;
+    spool.write(content).await?;
+    Ok(spool.finish().await?)
+}
+
 /// An output comes, as the gateway takes it.
 async fn output(process: &Process, _: &World, life: &Life) -> Result<()> {
-    let mut spool = Spool::new(1024)?;
-    spool.write(b"report").await?;
-    let spooled = spool.finish().await?;
+    let spooled = spooled(b"report").await?;
     let object_key = towpath_file::put_output(&process.chassis, life.tenant, &spooled).await?;
     let report = Report::Output { name: "report.txt".to_owned(), size: spooled.size, sha256: spooled.sha256, object_key };
     say(process, life, report).await

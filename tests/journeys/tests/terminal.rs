@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 use towpath_journeys::{
-    AtTerminal, SOON, Viewer, World,
+    AtTerminal, Viewer, World,
     terminal::{pause, same_screen},
 };
 use towpath_schemas::{
@@ -228,53 +228,5 @@ async fn a_recording_plays_to_the_same_last_screen_and_ranges_are_what_they_say(
     ensure!(parts == whole, "two spans of time are not the whole");
     let (status, problem) = world.call(reqwest::Method::GET, &format!("/v1/runs/{run}/transcript?format=gif"), None).await?;
     ensure!(status == StatusCode::BAD_REQUEST && problem["detail"].as_str().is_some_and(|detail| detail.contains("cast")), "{problem}");
-    world.finish().await
-}
-
-#[tokio::test]
-async fn a_damaged_chunk_is_told_where_it_is_and_reading_goes_on_behind_it() -> Result<()> {
-    let world = World::start().await?;
-    world
-        .agent(
-            "printer",
-            &["/bin/sh", "-c", "yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 400000; sleep 3; yes b | head -c 400000; sleep 3; echo last"],
-            json!({}),
-        )
-        .await?;
-    let run = world.run("printer", &json!("x")).await?;
-    world.ended_within(&run, SOON).await?;
-    let keys: Vec<String> = sqlx::query_scalar("select object_key from chunk order by first_seq").fetch_all(&world.db).await?;
-    ensure!(keys.len() >= 3, "{} chunks", keys.len());
-    world.store().await?.put(&keys[1], b"not a chunk".as_slice().into()).await?;
-    let text = String::from_utf8(world.transcript(&run, "format=text").await?)?;
-    ensure!(text.contains("[gap: ") && text.ends_with("last\n") && text.starts_with("aaaa"), "{} bytes, no gap told", text.len());
-    let raw = world.raw(&run).await;
-    ensure!(raw.is_err(), "raw bytes that are not whole were given as if they were");
-    world.finish().await
-}
-
-#[tokio::test]
-async fn lines_are_found_with_their_places_page_by_page() -> Result<()> {
-    let world = World::start().await?;
-    world.agent("printer", &["/bin/sh", "-c", "for i in $(seq 1 250); do printf 'line %s \\033[31mneedle\\033[0m\\n' $i; [ $((i % 50)) = 0 ] && sleep 0.1; done; echo hay"], json!({})).await?;
-    let run = world.run("printer", &json!("x")).await?;
-    world.ended(&run).await?;
-    let (mut found, mut after, mut pages) = (Vec::new(), String::new(), 0);
-    loop {
-        let page = world.get(&format!("/v1/runs/{run}/search?q=NEEDLE&ignore_case=true{after}")).await?;
-        found.extend(page["items"].as_array().cloned().unwrap_or_default());
-        pages += 1;
-        let Some(cursor) = page["cursor"].as_str() else { break };
-        after = format!("&after={cursor}");
-    }
-    let texts: Vec<&str> = found.iter().filter_map(|found| found["text"].as_str()).collect();
-    let wanted: Vec<String> = (1..=250).map(|line| format!("line {line} needle")).collect();
-    ensure!(texts == wanted && pages >= 2, "{} lines on {pages} pages", texts.len());
-    let place = found[0]["seq"].as_u64().context("seq")?;
-    let around = String::from_utf8(world.transcript(&run, &format!("format=text&after=1.{}&until=1.{place}", place - 1)).await?)?;
-    ensure!(around.contains("line 1 needle"), "{around}");
-    ensure!(world.get(&format!("/v1/runs/{run}/search?q=thistle")).await?["items"] == json!([]), "what is not there was found");
-    let (status, _) = world.call(reqwest::Method::GET, &format!("/v1/runs/{run}/search?q="), None).await?;
-    ensure!(status == StatusCode::BAD_REQUEST, "{status}");
     world.finish().await
 }

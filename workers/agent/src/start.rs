@@ -132,6 +132,7 @@ impl Start {
             sandbox: json(serde_json::to_value(&definition.sandbox))?,
             start_s: i32::try_from(definition.limits.start_s).unwrap_or(i32::MAX),
             grace_s: i32::try_from(definition.limits.grace_s).unwrap_or(10),
+            transcript_bytes: i64::try_from(definition.limits.transcript_bytes).unwrap_or(i64::MAX),
             traceparent: self.traceparent.clone(),
         };
         let targets = self

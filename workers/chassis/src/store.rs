@@ -11,6 +11,7 @@ use aws_sdk_s3::{
     },
     error::{ProvideErrorMetadata, SdkError},
     primitives::ByteStream,
+    types::{Delete, ObjectIdentifier},
 };
 use bytes::Bytes;
 
@@ -134,11 +135,32 @@ impl Store {
         }
     }
 
-    /// Deleting what is not there is fine.
-    pub async fn delete(&self, key: &str) -> Result<()> {
+    /// Deletes up to 1,000 objects. Deleting what is not there is fine.
+    pub async fn delete_all(&self, keys: &[String]) -> Result<()> {
         kill::point("delete").await;
-        self.client.delete_object().bucket(&self.bucket).key(key).send().await.map_err(|error| failure("delete", key, &error))?;
-        Ok(())
+        let Some(first) = keys.first() else { return Ok(()) };
+        let broken = |error: aws_sdk_s3::error::BuildError| Error::broken(format!("delete: {error}"));
+        let objects: Vec<ObjectIdentifier> =
+            keys.iter().map(|key| ObjectIdentifier::builder().key(key).build().map_err(broken)).collect::<Result<_>>()?;
+        let delete = Delete::builder().set_objects(Some(objects)).quiet(true).build().map_err(broken)?;
+        let answer = self
+            .client
+            .delete_objects()
+            .bucket(&self.bucket)
+            .delete(delete)
+            .send()
+            .await
+            .map_err(|error| failure("delete", first, &error))?;
+        // The answer is 200 even when some were not deleted.
+        match answer.errors().first() {
+            None => Ok(()),
+            Some(error) => Err(Error::Store {
+                doing: "delete",
+                key: error.key().unwrap_or(first).to_owned(),
+                detail: error.message().or(error.code()).unwrap_or("refused").to_owned(),
+                found: Found::Unsure,
+            }),
+        }
     }
 }
 

@@ -8,6 +8,6 @@ mod webhook;
 mod worker;
 
 pub use sweep::{sweeps, timers};
-pub use table::{Owed, create, due, of_run, retry};
+pub use table::{Owed, create, due, of_run, remove, retry};
 pub use webhook::{check_target, secret_place};
 pub use worker::handler;

@@ -195,3 +195,10 @@ pub async fn due(db: &PgPool) -> Result<(i64, f64)> {
     .await?;
     Ok((row.count, row.age))
 }
+
+/// Forgets what was owed for removed runs.
+pub async fn remove(work: &mut Work, runs: &[RunId]) -> Result<()> {
+    let runs: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
+    sqlx::query!("delete from delivery where run_id = any($1)", &runs).execute(work.db()).await?;
+    Ok(())
+}

@@ -1,4 +1,4 @@
-//! Objects whose write was never finished.
+//! Objects whose write was never finished, and those that nothing refers to any more.
 
 use std::time::Duration;
 
@@ -7,15 +7,23 @@ use towpath_chassis::{Chassis, Result, sweep::Sweep};
 use crate::table;
 
 pub fn sweeps() -> Vec<Sweep> {
-    vec![Sweep::new("unfinished objects", Duration::from_secs(600), unfinished)]
+    vec![
+        Sweep::new("unfinished objects", Duration::from_secs(600), unfinished),
+        Sweep::new("unused objects", Duration::from_secs(30), unused),
+    ]
 }
 
 async fn unfinished(chassis: Chassis) -> Result<u64> {
-    let stale = table::stale_objects(&chassis.db).await?;
-    for key in &stale {
-        chassis.store.delete(key).await?;
-        table::object_gone(&chassis.db, key).await?;
-        tracing::info!(key, "an object whose write was never finished is gone");
+    table::stale_writes(&chassis.db).await
+}
+
+/// The object goes first, then its row: whatever happens between, it is done again.
+async fn unused(chassis: Chassis) -> Result<u64> {
+    let keys = table::unused_objects(&chassis.db).await?;
+    if !keys.is_empty() {
+        chassis.store.delete_all(&keys).await?;
+        table::objects_gone(&chassis.db, &keys).await?;
+        metrics::counter!("towpath_deleted_objects_total").increment(keys.len() as u64);
     }
-    Ok(stale.len() as u64)
+    Ok(keys.len() as u64)
 }

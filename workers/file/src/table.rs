@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgPool};
 use towpath_chassis::{Error, Result, Work};
 use towpath_schemas::{
@@ -54,19 +55,44 @@ pub async fn objects_live(work: &mut Work, objects: &[(String, u64)]) -> Result<
     Ok(done.rows_affected() == objects.len() as u64)
 }
 
-/// Stale writes, moved to `deleting` under their locks.
-pub(crate) async fn stale_objects(db: &PgPool) -> Result<Vec<String>> {
+/// Gives up objects that nothing refers to from this transaction on. They go [`UNUSED_S`] later: somebody may be reading them.
+pub async fn objects_unused(work: &mut Work, keys: &[String]) -> Result<()> {
+    sqlx::query!("update object set state = 'deleting', unused_at = now() where key = any($1) and state = 'live'", keys)
+        .execute(work.db())
+        .await?;
+    Ok(())
+}
+
+/// Gives up writes that nobody finished.
+pub(crate) async fn stale_writes(db: &PgPool) -> Result<u64> {
+    let given_up = sqlx::query!(
+        "update object set state = 'deleting', unused_at = now() - make_interval(secs => $1) where key in
+             (select key from object where state = 'writing' and created_at < now() - interval '24 hours' order by created_at limit 1000 for update skip locked)",
+        UNUSED_S
+    )
+    .execute(db)
+    .await?;
+    Ok(given_up.rows_affected())
+}
+
+/// Seconds that an object outlives its last reference.
+const UNUSED_S: f64 = 600.0;
+/// Objects that are deleted at a time: what S3 takes in one request.
+const DELETED_AT_ONCE: i64 = 1000;
+
+/// Objects whose time has come.
+pub(crate) async fn unused_objects(db: &PgPool) -> Result<Vec<String>> {
     Ok(sqlx::query_scalar!(
-        "update object set state = 'deleting' where key in
-             (select key from object where state <> 'live' and created_at < now() - interval '24 hours' order by created_at limit 100 for update skip locked)
-         returning key"
+        "select key from object where state = 'deleting' and unused_at < now() - make_interval(secs => $1) order by unused_at limit $2",
+        UNUSED_S,
+        DELETED_AT_ONCE
     )
     .fetch_all(db)
     .await?)
 }
 
-pub(crate) async fn object_gone(db: &PgPool, key: &str) -> Result<()> {
-    sqlx::query!("delete from object where key = $1 and state = 'deleting'", key).execute(db).await?;
+pub(crate) async fn objects_gone(db: &PgPool, keys: &[String]) -> Result<()> {
+    sqlx::query!("delete from object where key = any($1) and state = 'deleting'", keys).execute(db).await?;
     Ok(())
 }
 
@@ -99,7 +125,10 @@ pub(crate) async fn insert_file(
 /// The ones of `ids` that the tenant has.
 pub async fn known(db: &mut PgConnection, tenant: TenantId, ids: &[FileId]) -> Result<Vec<FileId>> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
-    let known = sqlx::query_scalar!("select id from file where tenant_id = $1 and id = any($2)", tenant.uuid(), &ids).fetch_all(db).await?;
+    let known =
+        sqlx::query_scalar!("select id from file where tenant_id = $1 and id = any($2) and expired_at is null", tenant.uuid(), &ids)
+            .fetch_all(db)
+            .await?;
     Ok(known.into_iter().map(FileId).collect())
 }
 
@@ -139,7 +168,7 @@ pub async fn attach_to_steer(work: &mut Work, tenant: TenantId, steer: SteerId, 
 
 pub async fn of_run(db: &PgPool, tenant: TenantId, run: RunId) -> Result<Vec<FileRef>> {
     let rows = sqlx::query!(
-        "select file.id, file.name, file.media_type, file.size from run_file join file on file.id = file_id where run_id = $1 and run_file.tenant_id = $2 order by n",
+        "select file.id, file.name, file.media_type, file.size, expired_at from run_file join file on file.id = file_id where run_id = $1 and run_file.tenant_id = $2 order by n",
         run.uuid(),
         tenant.uuid()
     )
@@ -152,11 +181,14 @@ pub async fn of_run(db: &PgPool, tenant: TenantId, run: RunId) -> Result<Vec<Fil
             name: row.name,
             media_type: row.media_type,
             size: row.size as u64,
-            status: "stored".to_owned(),
-            reason: None,
+            status: if row.expired_at.is_none() { "stored" } else { "unavailable" }.to_owned(),
+            reason: row.expired_at.map(|_| EXPIRED.to_owned()),
         })
         .collect())
 }
+
+/// Why something that was kept is not there any more.
+const EXPIRED: &str = "its time to be kept is over";
 
 /// What the sandbox of a run shall stage.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -200,9 +232,9 @@ pub async fn inputs(db: &PgPool, runs: &[(TenantId, RunId)]) -> Result<HashMap<R
 
 pub(crate) async fn input_object(db: &PgPool, tenant: TenantId, run: RunId, file: FileId) -> Result<Option<(String, u64)>> {
     let row = sqlx::query!(
-        "select object_key, size from file where id = $1 and tenant_id = $2 and (
+        r#"select object_key as "object_key!", size from file where expired_at is null and id = $1 and tenant_id = $2 and (
              exists (select 1 from run_file where run_id = $3 and file_id = $1)
-             or exists (select 1 from steer_file join steer on steer.id = steer_id where steer.run_id = $3 and file_id = $1))",
+             or exists (select 1 from steer_file join steer on steer.id = steer_id where steer.run_id = $3 and file_id = $1))"#,
         file.uuid(),
         tenant.uuid(),
         run.uuid()
@@ -212,12 +244,15 @@ pub(crate) async fn input_object(db: &PgPool, tenant: TenantId, run: RunId, file
     Ok(row.map(|row| (row.object_key, row.size as u64)))
 }
 
-/// The object behind a file of the tenant, with its name and media type.
+/// The object behind a file of the tenant that is still kept, with its name and media type.
 pub async fn object_of(db: &PgPool, tenant: TenantId, file: FileId) -> Result<Option<(String, FileRef)>> {
-    let row =
-        sqlx::query!("select object_key, name, media_type, size from file where id = $1 and tenant_id = $2", file.uuid(), tenant.uuid())
-            .fetch_optional(db)
-            .await?;
+    let row = sqlx::query!(
+        r#"select object_key as "object_key!", name, media_type, size from file where id = $1 and tenant_id = $2 and expired_at is null"#,
+        file.uuid(),
+        tenant.uuid()
+    )
+    .fetch_optional(db)
+    .await?;
     Ok(row.map(|row| {
         let file = FileRef {
             id: file,
@@ -274,7 +309,7 @@ pub async fn output_stored(work: &mut Work, tenant: TenantId, run: RunId, epoch:
     let Some(stored) = stored else { return Ok(()) };
     object_live(work, content.object_key, content.size).await?;
     if let Some(replaced) = stored.replaced.filter(|replaced| replaced != content.object_key) {
-        sqlx::query!("update object set state = 'deleting' where key = $1 and state = 'live'", replaced).execute(work.db()).await?;
+        objects_unused(work, &[replaced]).await?;
     }
     Ok(())
 }
@@ -323,4 +358,75 @@ pub async fn outputs(db: &PgPool, tenant: TenantId, run: RunId) -> Result<Vec<Ou
             object_key: row.object_key,
         })
         .collect())
+}
+
+/// Gives up the content of runs' outputs; what there was is still told. How many.
+pub async fn expire_outputs(work: &mut Work, runs: &[RunId]) -> Result<u64> {
+    let runs: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
+    let keys = sqlx::query_scalar!(
+        r#"with old as (select run_id, name, object_key from output where run_id = any($1) and object_key is not null order by run_id, name for update)
+           update output set object_key = null, status = 'unavailable', reason = $2 from old
+           where output.run_id = old.run_id and output.name = old.name returning old.object_key as "object_key!""#,
+        &runs,
+        EXPIRED
+    )
+    .fetch_all(work.db())
+    .await?;
+    objects_unused(work, &keys).await?;
+    Ok(keys.len() as u64)
+}
+
+/// Files that are given up in one transaction.
+const EXPIRE_FILES: i64 = 1000;
+
+/// Gives up uploaded files that are older, and that no run uses which goes on or ended later; how many.
+pub async fn expire_files(work: &mut Work, tenant: TenantId, before: DateTime<Utc>) -> Result<u64> {
+    let rows = sqlx::query!(
+        r#"with old as (
+               select id, object_key from file where tenant_id = $1 and created_at < $2 and expired_at is null
+                   and not exists (select 1 from run_file join run on run.id = run_file.run_id where file_id = file.id and (run.ended_at is null or run.ended_at >= $2))
+                   and not exists (select 1 from steer_file join steer on steer.id = steer_id join run on run.id = steer.run_id
+                                   where file_id = file.id and (run.ended_at is null or run.ended_at >= $2))
+               order by created_at limit $3 for update of file)
+           update file set object_key = null, expired_at = now() from old where file.id = old.id returning old.object_key as "object_key!""#,
+        tenant.uuid(),
+        before,
+        EXPIRE_FILES
+    )
+    .fetch_all(work.db())
+    .await?;
+    let keys: Vec<String> = rows.into_iter().map(|row| row.object_key).collect();
+    objects_unused(work, &keys).await?;
+    Ok(keys.len() as u64)
+}
+
+/// Forgets expired files that no run refers to any more.
+pub async fn forget_files(work: &mut Work, tenant: TenantId) -> Result<u64> {
+    let done = sqlx::query!(
+        "delete from file where id in (
+             select id from file where tenant_id = $1 and expired_at is not null
+                 and not exists (select 1 from run_file where file_id = file.id) and not exists (select 1 from steer_file where file_id = file.id) limit $2)",
+        tenant.uuid(),
+        EXPIRE_FILES
+    )
+    .execute(work.db())
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// Forgets what removed runs had to do with files. Their outputs were given up before.
+pub async fn remove(work: &mut Work, runs: &[RunId]) -> Result<()> {
+    let runs: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
+    sqlx::query!("delete from run_file where run_id = any($1)", &runs).execute(work.db()).await?;
+    sqlx::query!("delete from output where run_id = any($1)", &runs).execute(work.db()).await?;
+    Ok(())
+}
+
+/// The same for their steers.
+pub async fn detach_steers(work: &mut Work, runs: &[RunId]) -> Result<()> {
+    let runs: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
+    sqlx::query!("delete from steer_file using steer where steer.id = steer_id and steer.run_id = any($1)", &runs)
+        .execute(work.db())
+        .await?;
+    Ok(())
 }

@@ -15,8 +15,8 @@ use crate::{
 
 mod table;
 
-pub use table::{Waiting, hear_pool, ready, register_pool, slots_held};
-pub(crate) use table::{pools_with_room, release_slots, release_workspaces};
+pub use table::{Waiting, hear_pool, ready, register_pool, slots_held, unwant_workspaces};
+pub(crate) use table::{forget_workspace, pools_with_room, release_slots, release_workspaces, unwanted_workspaces};
 
 /// Runs admitted by one transaction.
 const BATCH: i64 = 100;

@@ -9,6 +9,8 @@ use towpath_schemas::{
     id::{RunId, TenantId},
 };
 
+use towpath_transcript::Opened;
+
 use crate::{
     admission, settle,
     state::{Effect, On, Verdict, decide},
@@ -158,7 +160,11 @@ async fn perform(work: &mut Work, effects: Vec<(Locked, Locked, Effect)>) -> Res
         towpath_sandbox::unwant(work, &dropped).await?;
     }
     towpath_transcript::lose(work, &lost).await?;
-    towpath_transcript::open(work, &epochs(of(Effect::OpenRecord))).await?;
+    let opened: Vec<Opened> = of(Effect::OpenRecord)
+        .into_iter()
+        .map(|(run, _)| Opened { run: run.id, epoch: run.machine.epoch, tenant: run.tenant, most_bytes: run.transcript_bytes })
+        .collect();
+    towpath_transcript::open(work, &opened).await?;
     timers(work, &effects).await?;
     if !settled.is_empty() {
         settle::owe(work, &settled).await?;

@@ -4,6 +4,7 @@ pub mod accept;
 pub mod admission;
 pub mod apply;
 pub mod report;
+pub mod retention;
 mod settle;
 pub mod state;
 pub mod sweep;

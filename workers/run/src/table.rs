@@ -23,6 +23,7 @@ pub struct Locked {
     pub backend: String,
     pub start: Duration,
     pub grace_s: i32,
+    pub transcript_bytes: i64,
     pub traceparent: Option<String>,
     pub revision: i64,
     pub machine: Machine,
@@ -36,7 +37,7 @@ fn state_of(word: &str) -> Result<RunState> {
 pub async fn lock(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<Locked>> {
     let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
     let rows = sqlx::query!(
-        "select id, tenant_id, session_id, backend, start_s, grace_s, traceparent, revision, state, wanted, epoch, active, incarnation, starts, restarts, restartable,
+        "select id, tenant_id, session_id, backend, start_s, grace_s, transcript_bytes, traceparent, revision, state, wanted, epoch, active, incarnation, starts, restarts, restartable,
                 exited, exit_code, exit_signal, exit_oom, exit_reason, exit_message, reason, message
          from run where id = any($1) order by id for update",
         &ids
@@ -57,6 +58,7 @@ pub async fn lock(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<Locked>> 
                 backend: row.backend,
                 start: Duration::from_secs(u64::try_from(row.start_s).unwrap_or(0)),
                 grace_s: row.grace_s,
+                transcript_bytes: row.transcript_bytes,
                 traceparent: row.traceparent,
                 revision: row.revision,
                 machine: Machine {
@@ -210,6 +212,7 @@ pub struct NewRow {
     pub sandbox: serde_json::Value,
     pub start_s: i32,
     pub grace_s: i32,
+    pub transcript_bytes: i64,
     pub traceparent: Option<String>,
 }
 
@@ -219,17 +222,18 @@ pub(crate) async fn insert(work: &mut Work, rows: &[NewRow]) -> Result<HashMap<R
     let text = |f: &dyn Fn(&NewRow) -> String| -> Vec<String> { rows.iter().map(f).collect() };
     let numbers = |f: &dyn Fn(&NewRow) -> i32| -> Vec<i32> { rows.iter().map(f).collect() };
     let priorities: Vec<i16> = rows.iter().map(|row| row.priority).collect();
+    let caps: Vec<i64> = rows.iter().map(|row| row.transcript_bytes).collect();
     let labels: Vec<serde_json::Value> = rows.iter().map(|row| row.labels.clone()).collect();
     let sandboxes: Vec<serde_json::Value> = rows.iter().map(|row| row.sandbox.clone()).collect();
     let traces: Vec<Option<String>> = rows.iter().map(|row| row.traceparent.clone()).collect();
     let inserted = sqlx::query!(
-        r#"insert into run (id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s,
+        r#"insert into run (id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s, transcript_bytes,
                             traceparent, state, waiting_for, revision)
-           select id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s,
+           select id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s, transcript_bytes,
                   traceparent, 'queued', 'place', 1
            from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::int[], $7::uuid[], $8::text[], $9::text[], $10::smallint[], $11::text[], $12::jsonb[],
-                       $13::jsonb[], $14::int[], $15::int[], $16::text[])
-               as t (id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s, traceparent)
+                       $13::jsonb[], $14::int[], $15::int[], $16::bigint[], $17::text[])
+               as t (id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s, transcript_bytes, traceparent)
            order by session_id
            on conflict do nothing returning id, created_at"#,
         &uuids(&|row| row.id.uuid()),
@@ -247,6 +251,7 @@ pub(crate) async fn insert(work: &mut Work, rows: &[NewRow]) -> Result<HashMap<R
         &sandboxes,
         &numbers(&|row| row.start_s),
         &numbers(&|row| row.grace_s),
+        &caps,
         &traces as &[Option<String>]
     )
     .fetch_all(work.db())
@@ -386,5 +391,20 @@ pub(crate) async fn results(work: &mut Work, rows: &[ResultRow]) -> Result<()> {
     )
     .execute(work.db())
     .await?;
+    Ok(())
+}
+
+/// Forgets runs. Whatever else refers to them was removed before.
+pub(crate) async fn remove(work: &mut Work, runs: &[RunId]) -> Result<()> {
+    let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
+    for sql in [
+        "delete from run_history where run_id = any($1)",
+        "delete from run_step where run_id = any($1)",
+        "delete from run_result where run_id = any($1)",
+        "delete from run_target where run_id = any($1)",
+        "delete from run where id = any($1)",
+    ] {
+        sqlx::query(sql).bind(&ids).execute(work.db()).await?;
+    }
     Ok(())
 }

@@ -39,6 +39,7 @@ const COLUMNS: &str = "run.id, run.session_id, run.agent_name, run.agent_version
     coalesce((select sum(bytes) from transcript where run_id = run.id), 0)::bigint as transcript_bytes,
     (select count(*) from transcript where run_id = run.id and state <> 'closed') as transcript_open,
     (select count(*) from transcript where run_id = run.id and gap is not null) as transcript_gaps,
+    coalesce((select sum(cut_bytes) from transcript where run_id = run.id), 0)::bigint as transcript_cut,
     (select count(*) from run_target where run_id = run.id) as targets";
 
 fn run_of(row: &sqlx::postgres::PgRow) -> Result<Run> {
@@ -46,6 +47,7 @@ fn run_of(row: &sqlx::postgres::PgRow) -> Result<Run> {
     let wanted: Option<&str> = row.try_get("wanted")?;
     let exited: bool = row.try_get("exited")?;
     let (open, gaps): (i64, i64) = (row.try_get("transcript_open")?, row.try_get("transcript_gaps")?);
+    let cut: i64 = row.try_get("transcript_cut")?;
     let labels: sqlx::types::Json<BTreeMap<String, String>> = row.try_get("labels")?;
     Ok(Run {
         id: row.try_get::<Uuid, _>("id")?.into(),
@@ -74,7 +76,7 @@ fn run_of(row: &sqlx::postgres::PgRow) -> Result<Run> {
         // A run that is finishing waits for nothing else than its record: that what was printed is in the object store.
         waiting_for: if state == RunState::Finishing { Some("record".to_owned()) } else { row.try_get("waiting_for")? },
         transcript: Transcript {
-            state: match (open > 0, state.ended() || state == RunState::Finishing, gaps > 0) {
+            state: match (open > 0, state.ended() || state == RunState::Finishing, gaps > 0 || cut > 0) {
                 (true, true, _) => "sealing",
                 (_, false, _) => "live",
                 (false, true, true) => "gap",
@@ -82,7 +84,7 @@ fn run_of(row: &sqlx::postgres::PgRow) -> Result<Run> {
             }
             .to_owned(),
             bytes: row.try_get("transcript_bytes")?,
-            missing: if gaps > 0 { None } else { Some(0) },
+            missing: if gaps > 0 { None } else { Some(cut) },
         },
         created_at: row.try_get("created_at")?,
         started_at: row.try_get("started_at")?,

@@ -119,6 +119,16 @@ impl ProcessBackend {
         }
         Ok(path)
     }
+
+    /// Removes a session's file tree; fine when there is none.
+    pub async fn remove_workspace(&self, session: SessionId) -> io::Result<()> {
+        let path = self.state_dir.join("workspaces").join(session.to_string());
+        let removed = tokio::task::spawn_blocking(move || fs::remove_dir_all(path)).await.map_err(io::Error::other)?;
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A folder that others may walk through to what is theirs, but not list.

@@ -315,3 +315,10 @@ pub async fn wanted(work: &mut Work, sandboxes: &[(RunId, i32)]) -> Result<HashS
     .await?;
     Ok(rows.into_iter().map(|row| (row.run_id.into(), row.epoch)).collect())
 }
+
+/// Forgets the sandboxes of removed runs, which are gone.
+pub async fn remove(work: &mut Work, runs: &[RunId]) -> Result<()> {
+    let runs: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
+    sqlx::query!("delete from sandbox where run_id = any($1)", &runs).execute(work.db()).await?;
+    Ok(())
+}

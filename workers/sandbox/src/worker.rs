@@ -8,7 +8,12 @@ use towpath_chassis::{
     consume::{Handler, Outcome},
     kill,
 };
-use towpath_schemas::{command::Command, guest::SandboxSpec, id::RunId, subject};
+use towpath_schemas::{
+    command::Command,
+    guest::SandboxSpec,
+    id::{RunId, SessionId},
+    subject,
+};
 
 use crate::{
     process::{CreateError, Observed, ProcessBackend},
@@ -55,6 +60,11 @@ impl Host {
                 Ok(vec![Outcome::Done; batch.len()])
             }
         })
+    }
+
+    /// Removes the file tree of a session that is kept no longer.
+    pub async fn remove_workspace(&self, session: SessionId) -> std::io::Result<()> {
+        self.backend.remove_workspace(session).await
     }
 
     /// Looks at the host's sandboxes, all or those of `runs`; how many were not yet as they should be.

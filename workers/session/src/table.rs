@@ -1,5 +1,6 @@
 //! All SQL of `session`.
 
+use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgPool};
 use towpath_chassis::{Error, Result, Work};
 use towpath_schemas::{
@@ -91,4 +92,29 @@ async fn select(db: &PgPool, tenant: TenantId, only: Option<SessionId>) -> Resul
             }
         })
         .collect())
+}
+
+/// Sessions of the tenant that were opened before and have no run.
+pub(crate) async fn without_runs(db: &PgPool, tenant: TenantId, before: DateTime<Utc>) -> Result<Vec<SessionId>> {
+    let ids = sqlx::query_scalar!(
+        "select id from session where tenant_id = $1 and created_at < $2 and not exists (select 1 from run where session_id = session.id) order by created_at limit 100",
+        tenant.uuid(),
+        before
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(ids.into_iter().map(SessionId).collect())
+}
+
+/// Forgets those of these sessions that have neither a run nor a workspace; how many.
+pub(crate) async fn forget(work: &mut Work, sessions: &[SessionId]) -> Result<u64> {
+    let ids: Vec<Uuid> = sessions.iter().map(|session| session.uuid()).collect();
+    let done = sqlx::query!(
+        "delete from session where id = any($1) and not exists (select 1 from run where session_id = session.id)
+             and not exists (select 1 from workspace where session_id = session.id)",
+        &ids
+    )
+    .execute(work.db())
+    .await?;
+    Ok(done.rows_affected())
 }

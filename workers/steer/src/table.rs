@@ -250,3 +250,11 @@ pub async fn ordinals(work: &mut Work, steers: &[SteerId]) -> Result<HashMap<Ste
     let rows = sqlx::query!("select id, ordinal from steer where id = any($1)", &ids).fetch_all(work.db()).await?;
     Ok(rows.into_iter().map(|row| (row.id.into(), row.ordinal)).collect())
 }
+
+/// Forgets the steers of removed runs.
+pub async fn remove(work: &mut Work, runs: &[RunId]) -> Result<()> {
+    towpath_file::detach_steers(work, runs).await?;
+    let runs: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
+    sqlx::query!("delete from steer where run_id = any($1)", &runs).execute(work.db()).await?;
+    Ok(())
+}

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
+use chrono::{DateTime, Utc};
 use sqlx::PgPool;
 use towpath_chassis::{Chassis, Error, Result, Work};
 use towpath_schemas::{
     ErrorCode,
-    body::{Tenant, Token},
+    body::{Retention, Tenant, Token},
     id::{PrincipalId, TenantId, TokenId},
     limit::PAGE_ROWS,
 };
@@ -113,11 +114,14 @@ pub async fn create_tenant(chassis: &Chassis, name: &str) -> Result<Tenant> {
     }
     let id = TenantId::mint();
     let row =
-        sqlx::query!("insert into tenant (id, name) values ($1, $2) on conflict (name) do nothing returning created_at", id.uuid(), name)
+        sqlx::query!("insert into tenant (id, name) values ($1, $2) on conflict (name) do nothing returning created_at, transcript_days, file_days, run_days", id.uuid(), name)
             .fetch_optional(&chassis.db)
             .await?;
     match row {
-        Some(row) => Ok(Tenant { id, name: name.to_owned(), created_at: row.created_at }),
+        Some(row) => {
+            let retention = Retention { transcript_days: row.transcript_days, file_days: row.file_days, run_days: row.run_days };
+            Ok(Tenant { id, name: name.to_owned(), retention, created_at: row.created_at })
+        }
         None => Err(Error::refused(ErrorCode::NameTaken, format!("there is a tenant `{name}` already"))),
     }
 }
@@ -131,10 +135,83 @@ pub async fn ensure_tenant(chassis: &Chassis, name: &str) -> Result<TenantId> {
 }
 
 pub async fn tenants(chassis: &Chassis) -> Result<Vec<Tenant>> {
-    let rows = sqlx::query!("select id, name, created_at from tenant order by created_at desc, id desc limit $1", PAGE_ROWS)
-        .fetch_all(&chassis.db)
-        .await?;
-    Ok(rows.into_iter().map(|row| Tenant { id: row.id.into(), name: row.name, created_at: row.created_at }).collect())
+    let rows = sqlx::query!(
+        "select id, name, created_at, transcript_days, file_days, run_days from tenant order by created_at desc, id desc limit $1",
+        PAGE_ROWS
+    )
+    .fetch_all(&chassis.db)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let retention = Retention { transcript_days: row.transcript_days, file_days: row.file_days, run_days: row.run_days };
+            Tenant { id: row.id.into(), name: row.name, retention, created_at: row.created_at }
+        })
+        .collect())
+}
+
+/// Says how long a tenant's things are kept; false when there is no such tenant.
+pub async fn keep(chassis: &Chassis, tenant: TenantId, retention: Retention) -> Result<bool> {
+    let days = [retention.transcript_days, retention.file_days, retention.run_days];
+    if days.iter().flatten().any(|days| !(1..=36_500).contains(days)) {
+        return Err(Error::refused(ErrorCode::Unprocessable, "days: from 1 to 36500, or null for ever"));
+    }
+    let done = sqlx::query!(
+        "update tenant set transcript_days = $2, file_days = $3, run_days = $4 where id = $1",
+        tenant.uuid(),
+        retention.transcript_days,
+        retention.file_days,
+        retention.run_days
+    )
+    .execute(&chassis.db)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// What of a tenant's is kept no longer, and how far that was carried out.
+#[derive(Debug, Clone)]
+pub struct Expiry {
+    pub tenant: TenantId,
+    /// Of runs that ended before, transcripts and outputs are kept no longer.
+    pub transcripts_before: Option<DateTime<Utc>>,
+    pub transcripts_done: DateTime<Utc>,
+    pub outputs_before: Option<DateTime<Utc>>,
+    pub outputs_done: DateTime<Utc>,
+    pub runs_before: Option<DateTime<Utc>>,
+}
+
+pub async fn expiries(db: &PgPool) -> Result<Vec<Expiry>> {
+    let rows = sqlx::query!(
+        "select id, transcripts_kept_from, outputs_kept_from, now() - make_interval(days => transcript_days) as transcripts_before,
+             now() - make_interval(days => file_days) as outputs_before, now() - make_interval(days => run_days) as runs_before
+         from tenant order by id"
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| Expiry {
+            tenant: row.id.into(),
+            transcripts_before: row.transcripts_before,
+            transcripts_done: row.transcripts_kept_from,
+            outputs_before: row.outputs_before,
+            outputs_done: row.outputs_kept_from,
+            runs_before: row.runs_before,
+        })
+        .collect())
+}
+
+/// Notes that nothing is left of transcripts, or outputs, of runs that ended before.
+pub async fn expired(db: &PgPool, tenant: TenantId, transcripts: Option<DateTime<Utc>>, outputs: Option<DateTime<Utc>>) -> Result<()> {
+    sqlx::query!(
+        "update tenant set transcripts_kept_from = greatest(transcripts_kept_from, $2), outputs_kept_from = greatest(outputs_kept_from, $3) where id = $1",
+        tenant.uuid(),
+        transcripts,
+        outputs
+    )
+    .execute(db)
+    .await?;
+    Ok(())
 }
 
 /// Is this the first tenant, the operator's own?

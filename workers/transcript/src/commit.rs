@@ -83,7 +83,7 @@ async fn commit(chassis: &Chassis, batch: &[Piece]) -> Result<Vec<Committed>> {
     metrics::histogram!("towpath_seal_batch").record(batch.len() as f64);
     let mut work = chassis.begin().await?;
     let indexed = table::index(&mut work, batch).await?;
-    let followed: Vec<&Piece> = batch.iter().filter(|piece| indexed.contains(&piece.of)).collect();
+    let followed: Vec<&Piece> = batch.iter().filter(|piece| indexed.all.contains(&piece.of)).collect();
     let endings: Vec<(Epoch, u64, Closing<'_>)> =
         followed.iter().filter_map(|piece| Some((piece.of, piece.chunk.last_seq, Closing::End(piece.end.as_ref()?)))).collect();
     let closed = table::close(&mut work, &endings).await?;
@@ -92,6 +92,8 @@ async fn commit(chassis: &Chassis, batch: &[Piece]) -> Result<Vec<Committed>> {
         // In a batch the one that is swept already is found by halving; alone it is sealed again under another key.
         return Err(Error::broken("an object was swept before its piece was committed"));
     }
+    // After its own piece's object: an epoch that keeps next to nothing may drop that one, too.
+    table::cut_middle(&mut work, &indexed.over).await?;
     let given_back: Vec<(String, Uuid)> =
         batch.iter().filter(|piece| closed.contains(&piece.of)).map(|piece| (table::lease_name(piece.of), piece.owner)).collect();
     lease::release_all(&mut work, &given_back).await?;
@@ -102,7 +104,7 @@ async fn commit(chassis: &Chassis, batch: &[Piece]) -> Result<Vec<Committed>> {
     work.commit().await?;
     Ok(batch
         .iter()
-        .map(|piece| match (indexed.contains(&piece.of), closed.contains(&piece.of)) {
+        .map(|piece| match (indexed.all.contains(&piece.of), closed.contains(&piece.of)) {
             (_, true) => Committed::Closed,
             (true, false) => Committed::Indexed,
             (false, false) => Committed::NotNext,

@@ -12,5 +12,5 @@ mod table;
 mod worker;
 
 pub use sweep::sweeps;
-pub use table::{Record, State, closed, lose, marks, open, record, records, unsealed};
+pub use table::{Cut, Opened, Record, State, closed, expire, lose, marks, open, record, records, remove, unsealed};
 pub use worker::Sealers;

@@ -60,9 +60,10 @@ pub async fn since(chassis: &Chassis, tenant: TenantId, run: RunId, at: chrono::
 #[derive(Debug)]
 pub enum Piece {
     Frames(Vec<Frame>),
-    /// Something is missing at this place.
+    /// Something is missing at this place: up to and with frame `last_seq`, or whatever would have come next.
     Gap {
         epoch: i32,
+        last_seq: Option<u64>,
         gap: GapRecord,
     },
     /// A chunk that is in the index cannot be read: it is damaged or gone. Reading goes on after it.
@@ -173,7 +174,7 @@ impl Reading {
             self.sealed(of).await?;
             if record.state == State::Closed && self.at.seq >= record.last_seq {
                 if let Some(gap) = &record.gap {
-                    self.give(Piece::Gap { epoch: record.epoch, gap: gap.clone() }).await?;
+                    self.give(Piece::Gap { epoch: record.epoch, last_seq: None, gap: gap.clone() }).await?;
                 }
                 self.at.seq = u64::MAX;
                 continue;
@@ -193,12 +194,18 @@ impl Reading {
         loop {
             let chunks = fetch(table::chunks_after(&self.chassis.db, of, self.at.seq, CHUNKS)).await?;
             if chunks.is_empty() {
-                return Ok(());
+                return self.cut(of, u64::MAX).await;
             }
             for row in chunks {
+                // The index has no holes but what was cut.
+                if row.first_seq > self.at.seq + 1 {
+                    self.cut(of, row.first_seq).await?;
+                }
                 match fetch(self.chunk(&row)).await {
                     Ok(frames) => self.give_new(frames).await?,
                     Err(error) if error.is_passing() => return Err(error),
+                    // Whoever reads slowly may come when it is cut already.
+                    Err(_) if !self.is_indexed(of, &row).await? => break,
                     Err(error) => {
                         tracing::error!(run = %self.run, epoch = of.epoch, key = row.object_key, error = error.chain(), "a chunk cannot be read");
                         metrics::counter!("towpath_damaged_chunks_total").increment(1);
@@ -209,6 +216,22 @@ impl Reading {
                 }
             }
         }
+    }
+
+    /// Tells what was cut between where the reader is and `until`.
+    async fn cut(&mut self, of: Epoch, until: u64) -> Result<()> {
+        let record = fetch(table::record(&self.chassis.db, of.run, of.epoch)).await?;
+        let Some(cut) = record.and_then(|record| record.cut).filter(|cut| cut.last_seq > self.at.seq && cut.first_seq < until) else {
+            return Ok(());
+        };
+        self.give(Piece::Gap { epoch: of.epoch, last_seq: Some(cut.last_seq), gap: cut.gap }).await?;
+        self.at.seq = cut.last_seq;
+        Ok(())
+    }
+
+    async fn is_indexed(&self, of: Epoch, row: &table::ChunkRow) -> Result<bool> {
+        let now = fetch(table::chunks_after(&self.chassis.db, of, self.at.seq, 1)).await?;
+        Ok(now.first().is_some_and(|first| first.object_key == row.object_key))
     }
 
     async fn chunk(&self, row: &table::ChunkRow) -> Result<Vec<Frame>> {

@@ -168,6 +168,8 @@ struct Cast {
     size: Option<Size>,
     /// Epoch, and monotonic and wall clock of the last event.
     last: Option<(u32, u64, u64)>,
+    /// Something is missing: the next recorded screen is drawn.
+    torn: bool,
     streams: HashMap<FrameKind, Utf8>,
 }
 
@@ -193,7 +195,8 @@ impl Cast {
                     self.resize(frame, size, out);
                 }
             }
-            FrameKind::Screen if first || next_epoch => {
+            FrameKind::Screen if first || next_epoch || self.torn => {
+                self.torn = false;
                 if let Some(record) = record {
                     self.resize(frame, record.size, out);
                     self.event(frame, "o", &format!("\x1bc{}", record.dump), out);
@@ -241,6 +244,7 @@ impl Cast {
         if self.size.is_some() {
             line(out, &json!([0.0, "m", label]));
         }
+        self.torn = true;
     }
 }
 

@@ -25,6 +25,15 @@ pub struct Record {
     pub last_seq: u64,
     pub bytes: u64,
     pub gap: Option<GapRecord>,
+    pub cut: Option<Cut>,
+}
+
+/// Frames that were sealed and are kept no longer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cut {
+    pub first_seq: u64,
+    pub last_seq: u64,
+    pub gap: GapRecord,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,23 +45,37 @@ pub enum State {
     Closed,
 }
 
+/// An epoch whose record begins.
+#[derive(Debug, Clone)]
+pub struct Opened {
+    pub run: RunId,
+    pub epoch: i32,
+    pub tenant: TenantId,
+    /// Bytes of it that are kept.
+    pub most_bytes: i64,
+}
+
 /// Opens the records of epochs that were just bound.
-pub async fn open(work: &mut Work, epochs: &[(RunId, i32, TenantId)]) -> Result<()> {
-    if epochs.is_empty() {
+pub async fn open(work: &mut Work, opened: &[Opened]) -> Result<()> {
+    if opened.is_empty() {
         return Ok(());
     }
-    let (runs, numbers, tenants) = columns(epochs);
+    let epochs: Vec<(RunId, i32, TenantId)> = opened.iter().map(|one| (one.run, one.epoch, one.tenant)).collect();
+    let (runs, numbers, tenants) = columns(&epochs);
+    let caps: Vec<i64> = opened.iter().map(|one| one.most_bytes).collect();
     sqlx::query!(
-        "insert into transcript (run_id, epoch, tenant_id, state)
-         select run, epoch, tenant, 'open' from unnest($1::uuid[], $2::int[], $3::uuid[]) as new (run, epoch, tenant) order by run, epoch on conflict do nothing",
+        "insert into transcript (run_id, epoch, tenant_id, state, most_bytes)
+         select run, epoch, tenant, 'open', most from unnest($1::uuid[], $2::int[], $3::uuid[], $4::bigint[]) as new (run, epoch, tenant, most) order by run, epoch
+         on conflict do nothing",
         &runs,
         &numbers,
-        &tenants
+        &tenants,
+        &caps
     )
     .execute(work.db())
     .await?;
     for (run, epoch, tenant) in epochs {
-        work.command(Command::Seal { tenant: *tenant, run: *run, epoch: *epoch });
+        work.command(Command::Seal { tenant, run, epoch });
     }
     Ok(())
 }
@@ -105,13 +128,31 @@ struct RecordRow {
     last_seq: i64,
     bytes: i64,
     gap: Option<serde_json::Value>,
+    most_bytes: i64,
+    cut_first: Option<i64>,
+    cut_last: Option<i64>,
+    cut_bytes: i64,
+    cut_reason: Option<String>,
+}
+
+impl RecordRow {
+    fn cut(&self) -> Option<Cut> {
+        let reason = match self.cut_reason.as_deref()? {
+            "cap" => format!("more than {} bytes were printed; the middle is not kept", self.most_bytes),
+            _ => "its time to be kept is over".to_owned(),
+        };
+        let gap = GapRecord { reason, bytes: Some(self.cut_bytes as u64) };
+        Some(Cut { first_seq: self.cut_first? as u64, last_seq: self.cut_last? as u64, gap })
+    }
 }
 
 impl TryFrom<RecordRow> for Record {
     type Error = Error;
 
     fn try_from(row: RecordRow) -> Result<Self> {
+        let cut = row.cut();
         Ok(Record {
+            cut,
             run: row.run_id.into(),
             epoch: row.epoch,
             tenant: row.tenant_id.into(),
@@ -127,7 +168,7 @@ impl TryFrom<RecordRow> for Record {
 pub async fn record(db: &PgPool, run: RunId, epoch: i32) -> Result<Option<Record>> {
     sqlx::query_as!(
         RecordRow,
-        "select run_id, epoch, tenant_id, state, last_seq, bytes, gap from transcript where run_id = $1 and epoch = $2",
+        "select run_id, epoch, tenant_id, state, last_seq, bytes, gap, most_bytes, cut_first, cut_last, cut_bytes, cut_reason from transcript where run_id = $1 and epoch = $2",
         run.uuid(),
         epoch
     )
@@ -155,7 +196,7 @@ pub async fn closed(work: &mut Work, epochs: &[(RunId, i32)]) -> Result<Vec<(Run
 pub async fn records(db: &PgPool, tenant: TenantId, run: RunId) -> Result<Vec<Record>> {
     sqlx::query_as!(
         RecordRow,
-        "select run_id, epoch, tenant_id, state, last_seq, bytes, gap from transcript where run_id = $1 and tenant_id = $2 order by epoch",
+        "select run_id, epoch, tenant_id, state, last_seq, bytes, gap, most_bytes, cut_first, cut_last, cut_bytes, cut_reason from transcript where run_id = $1 and tenant_id = $2 order by epoch",
         run.uuid(),
         tenant.uuid()
     )
@@ -179,8 +220,8 @@ pub async fn marks(db: &PgPool, epochs: &[(RunId, i32)]) -> Result<Vec<(RunId, i
     Ok(rows.into_iter().map(|row| (row.run_id.into(), row.epoch, row.last_seq as u64)).collect())
 }
 
-/// Commits sealed pieces to the index, at most one of each epoch; the epochs of those that followed their last one. The others were sealed by somebody else.
-pub(crate) async fn index(work: &mut Work, pieces: &[Piece]) -> Result<HashSet<Epoch>> {
+/// Commits sealed pieces to the index, at most one of each epoch. Those that do not follow their last one were sealed by somebody else.
+pub(crate) async fn index(work: &mut Work, pieces: &[Piece]) -> Result<Indexed> {
     let epochs: Vec<(RunId, i32, TenantId)> = pieces.iter().map(|piece| (piece.of.run, piece.of.epoch, piece.of.tenant)).collect();
     let (runs, numbers, _) = columns(&epochs);
     let numbers_of = |f: &dyn Fn(&Sealed) -> u64| -> Vec<i64> { pieces.iter().map(|piece| f(&piece.chunk) as i64).collect() };
@@ -200,11 +241,11 @@ pub(crate) async fn index(work: &mut Work, pieces: &[Piece]) -> Result<HashSet<E
                update transcript set last_seq = new.last_seq, bytes = transcript.bytes + new.bytes
                from new join locked on locked.run_id = new.run and locked.epoch = new.epoch
                where transcript.run_id = new.run and transcript.epoch = new.epoch and state <> 'closed' and transcript.last_seq = new.first_seq - 1
-               returning transcript.run_id, transcript.epoch, tenant_id)
+               returning transcript.run_id, transcript.epoch, tenant_id, transcript.bytes - cut_bytes > most_bytes as over)
            insert into chunk (run_id, epoch, first_seq, last_seq, tenant_id, first_byte, bytes, object_key, size, sha256, first_at, last_at, screen_seq)
            select new.run, new.epoch, first_seq, last_seq, tenant_id, first_byte, bytes, object_key, size, sha256, first_at, last_at, screen_seq
            from new join grown on grown.run_id = new.run and grown.epoch = new.epoch
-           returning run_id, epoch, tenant_id"#,
+           returning run_id, epoch, tenant_id, (select over from grown where grown.run_id = chunk.run_id and grown.epoch = chunk.epoch) as "over!""#,
         &runs,
         &numbers,
         &numbers_of(&|chunk| chunk.first_seq),
@@ -220,7 +261,120 @@ pub(crate) async fn index(work: &mut Work, pieces: &[Piece]) -> Result<HashSet<E
     )
     .fetch_all(work.db())
     .await?;
-    Ok(inserted.into_iter().map(|row| Epoch { tenant: row.tenant_id.into(), run: row.run_id.into(), epoch: row.epoch }).collect())
+    let mut indexed = Indexed::default();
+    for row in inserted {
+        let of = Epoch { tenant: row.tenant_id.into(), run: row.run_id.into(), epoch: row.epoch };
+        indexed.all.insert(of);
+        if row.over {
+            indexed.over.push(of);
+        }
+    }
+    Ok(indexed)
+}
+
+/// What became of sealed pieces.
+#[derive(Debug, Default)]
+pub(crate) struct Indexed {
+    /// The epochs of those that followed their last one.
+    pub all: HashSet<Epoch>,
+    /// Those that keep more than they may.
+    pub over: Vec<Epoch>,
+}
+
+/// Drops so much of the middle of these records that they keep what they may, and a sixteenth less, so that it is not done at every piece. Their rows are locked.
+pub(crate) async fn cut_middle(work: &mut Work, over: &[Epoch]) -> Result<()> {
+    for of in over {
+        let chunks = sqlx::query!(
+            r#"with record as (
+                   select run_id, epoch, last_seq, most_bytes / 4 as head, coalesce(cut_last, 0) as cut_last, bytes - cut_bytes - most_bytes + most_bytes / 16 as excess
+                   from transcript where run_id = $1 and epoch = $2),
+               middle as (
+                   select chunk.run_id, chunk.epoch, first_seq, sum(bytes) over (order by first_seq) - bytes as before
+                   from chunk join record on record.run_id = chunk.run_id and record.epoch = chunk.epoch
+                   where first_byte >= head and first_seq > cut_last and chunk.last_seq < record.last_seq)
+               delete from chunk using middle, record
+               where chunk.run_id = middle.run_id and chunk.epoch = middle.epoch and chunk.first_seq = middle.first_seq and before < excess
+               returning chunk.first_seq, chunk.last_seq, chunk.bytes, chunk.object_key"#,
+            of.run.uuid(),
+            of.epoch
+        )
+        .fetch_all(work.db())
+        .await?;
+        let rows = chunks.into_iter().map(|row| Dropped {
+            first_seq: row.first_seq,
+            last_seq: row.last_seq,
+            bytes: row.bytes,
+            object_key: row.object_key,
+        });
+        note_cut(work, of.run, of.epoch, rows.collect(), "cap").await?;
+    }
+    Ok(())
+}
+
+/// A chunk that is in the index no longer.
+struct Dropped {
+    first_seq: i64,
+    last_seq: i64,
+    bytes: i64,
+    object_key: String,
+}
+
+/// Widens an epoch's cut by what was dropped, and gives up its objects.
+async fn note_cut(work: &mut Work, run: RunId, epoch: i32, dropped: Vec<Dropped>, reason: &str) -> Result<()> {
+    let (Some(first), Some(last)) = (dropped.iter().map(|one| one.first_seq).min(), dropped.iter().map(|one| one.last_seq).max()) else {
+        return Ok(());
+    };
+    sqlx::query!(
+        "update transcript set cut_first = least(cut_first, $3), cut_last = greatest(cut_last, $4), cut_bytes = cut_bytes + $5, cut_reason = $6
+         where run_id = $1 and epoch = $2",
+        run.uuid(),
+        epoch,
+        first,
+        last,
+        dropped.iter().map(|one| one.bytes).sum::<i64>(),
+        reason
+    )
+    .execute(work.db())
+    .await?;
+    let keys: Vec<String> = dropped.into_iter().map(|one| one.object_key).collect();
+    towpath_file::objects_unused(work, &keys).await
+}
+
+/// Chunks that are given up in one transaction.
+const EXPIRE_CHUNKS: i64 = 1000;
+
+/// Gives up some of what is kept of a run's records, oldest first; how many chunks, 0 when nothing is left.
+pub async fn expire(work: &mut Work, run: RunId) -> Result<usize> {
+    let locked = sqlx::query_scalar!("select epoch from transcript where run_id = $1 order by epoch for update", run.uuid())
+        .fetch_all(work.db())
+        .await?;
+    let chunks = sqlx::query!(
+        "delete from chunk where run_id = $1 and (epoch, first_seq) in
+             (select epoch, first_seq from chunk where run_id = $1 and epoch = any($2) order by epoch, first_seq limit $3)
+         returning epoch, first_seq, last_seq, bytes, object_key",
+        run.uuid(),
+        &locked,
+        EXPIRE_CHUNKS
+    )
+    .fetch_all(work.db())
+    .await?;
+    let dropped_all = chunks.len();
+    let mut by_epoch: std::collections::BTreeMap<i32, Vec<Dropped>> = std::collections::BTreeMap::new();
+    for row in chunks {
+        let dropped = Dropped { first_seq: row.first_seq, last_seq: row.last_seq, bytes: row.bytes, object_key: row.object_key };
+        by_epoch.entry(row.epoch).or_default().push(dropped);
+    }
+    for (epoch, dropped) in by_epoch {
+        note_cut(work, run, epoch, dropped, "retention").await?;
+    }
+    Ok(dropped_all)
+}
+
+/// Forgets the records of runs that are removed; what they kept was given up before.
+pub async fn remove(work: &mut Work, runs: &[RunId]) -> Result<()> {
+    let runs: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
+    sqlx::query!("delete from transcript where run_id = any($1)", &runs).execute(work.db()).await?;
+    Ok(())
 }
 
 fn at(microseconds: u64) -> DateTime<Utc> {

@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use reqwest::Method;
 use serde_json::Value;
-use towpath_schemas::body::{NewTenant, NewToken, Tenant, Token};
+use towpath_schemas::body::{NewTenant, NewToken, Retention, Tenant, Token};
 
 use super::{
     api::{Api, Payload},
@@ -40,6 +40,34 @@ pub enum TenantsCommand {
     Create { name: String },
     /// List tenants.
     List,
+    /// Say for how many days a tenant's things are kept after their run has ended; `ever` for no limit.
+    #[command(after_help = "Example:\n  towpath tenants keep ten_… --transcripts 30 --files 30 --runs 365")]
+    Keep {
+        tenant: String,
+        #[arg(long, value_name = "DAYS", default_value = "90", value_parser = days)]
+        transcripts: Days,
+        /// Uploaded files and outputs.
+        #[arg(long, value_name = "DAYS", default_value = "90", value_parser = days)]
+        files: Days,
+        /// Runs with all that belongs to them.
+        #[arg(long, value_name = "DAYS", default_value = "90", value_parser = days)]
+        runs: Days,
+    },
+}
+
+/// A number of days, or no limit.
+#[derive(Debug, Clone, Copy)]
+pub struct Days(Option<i32>);
+
+fn days(text: &str) -> Result<Days, String> {
+    if text == "ever" {
+        return Ok(Days(None));
+    }
+    text.parse().map(|days| Days(Some(days))).map_err(|_| "a number of days, or `ever`".to_owned())
+}
+
+fn told(days: Option<i32>) -> String {
+    days.map_or_else(|| "ever".to_owned(), |days| format!("{days} d"))
 }
 
 pub async fn tokens(api: &Api, printer: &Printer, command: TokensCommand) -> Result<(), Failure> {
@@ -80,8 +108,21 @@ pub async fn tenants(api: &Api, printer: &Printer, command: TenantsCommand) -> R
         TenantsCommand::List => {
             let answer = api.get(&["v1", "tenants"], &[]).await?;
             printer.page(answer, None, |printer, tenants: Vec<Tenant>| {
-                let row = |tenant: Tenant| vec![tenant.id.to_string(), tenant.name, time(tenant.created_at)];
-                printer.table(&["tenant", "name", "created"], tenants.into_iter().map(row).collect())
+                let row = |tenant: Tenant| {
+                    let Retention { transcript_days, file_days, run_days } = tenant.retention;
+                    let kept = [transcript_days, file_days, run_days].map(told);
+                    [tenant.id.to_string(), tenant.name].into_iter().chain(kept).chain([time(tenant.created_at)]).collect()
+                };
+                printer.table(&["tenant", "name", "transcripts", "files", "runs", "created"], tenants.into_iter().map(row).collect())
+            })
+        }
+        TenantsCommand::Keep { tenant, transcripts, files, runs } => {
+            let retention = Retention { transcript_days: transcripts.0, file_days: files.0, run_days: runs.0 };
+            let payload = Payload::Json(serde_json::json!(retention));
+            let answer = api.json(Method::PUT, &["v1", "tenants", &tenant, "retention"], &[], payload).await?;
+            printer.answer(answer, |_, kept: Retention| {
+                let [transcripts, files, runs] = [kept.transcript_days, kept.file_days, kept.run_days].map(told);
+                format!("{tenant} keeps transcripts {transcripts}, files {files}, runs {runs}\n")
             })
         }
     }

@@ -1,10 +1,12 @@
 //! Commands about runs that exist.
 
 use clap::Args;
+use reqwest::Method;
+use serde_json::Value;
 use towpath_schemas::body::{Delivery, HistoryEntry, Rerun, Run};
 
 use super::{
-    api::Api,
+    api::{Api, Payload},
     failure::Failure,
     follow::{self, Show},
     print::{Printer, read, time},
@@ -93,6 +95,11 @@ pub async fn cancel(api: &Api, printer: &Printer, args: RunArg) -> Result<(), Fa
         let wanted = run.wanted.map(|wanted| format!(", is to be {wanted}")).unwrap_or_default();
         format!("{} is {}{wanted}\n", run.id, printer.state(run.state))
     })
+}
+
+pub async fn remove(api: &Api, printer: &Printer, args: RunArg) -> Result<(), Failure> {
+    let answer = api.json(Method::DELETE, &["v1", "runs", &args.run], &[], Payload::Nothing).await?;
+    printer.answer(answer, |_, _: Value| format!("{} removed\n", args.run))
 }
 
 pub async fn abandon(api: &Api, printer: &Printer, args: RunArg) -> Result<(), Failure> {

@@ -145,7 +145,7 @@ pub(crate) async fn take(work: &mut Work, pool: &str, slots: &[(RunId, i32, Tena
     sqlx::query!(
         "insert into workspace (session_id, tenant_id, pool, run_id, epoch)
          select session, tenant, $5, run, epoch from unnest($1::uuid[], $2::int[], $3::uuid[], $4::uuid[]) as t (run, epoch, tenant, session)
-         on conflict (session_id) do update set run_id = excluded.run_id, epoch = excluded.epoch",
+         on conflict (session_id) do update set run_id = excluded.run_id, epoch = excluded.epoch, unwanted = false",
         &runs,
         &epochs,
         &tenants,
@@ -214,4 +214,31 @@ pub(crate) async fn pools_with_room(db: &PgPool) -> Result<Vec<String>> {
     )
     .fetch_all(db)
     .await?)
+}
+
+/// Asks the hosts of these sessions' workspaces to remove them.
+pub async fn unwant_workspaces(work: &mut Work, sessions: &[SessionId]) -> Result<()> {
+    let sessions: Vec<Uuid> = sessions.iter().map(|session| session.uuid()).collect();
+    sqlx::query!("update workspace set unwanted = true where session_id = any($1) and run_id is null and not unwanted", &sessions)
+        .execute(work.db())
+        .await?;
+    Ok(())
+}
+
+/// A pool's workspaces that are to be removed.
+pub(crate) async fn unwanted_workspaces(db: &PgPool, pool: &str) -> Result<Vec<SessionId>> {
+    let sessions =
+        sqlx::query_scalar!("select session_id from workspace where pool = $1 and unwanted limit 100", pool).fetch_all(db).await?;
+    Ok(sessions.into_iter().map(SessionId).collect())
+}
+
+/// Forgets a workspace that is still unwanted: its session has no run. The row stays locked until the transaction ends.
+pub(crate) async fn forget_workspace(work: &mut Work, session: SessionId) -> Result<bool> {
+    let done = sqlx::query!(
+        "delete from workspace where session_id = $1 and unwanted and run_id is null and not exists (select 1 from run where run.session_id = $1)",
+        session.uuid()
+    )
+    .execute(work.db())
+    .await?;
+    Ok(done.rows_affected() == 1)
 }
