@@ -55,6 +55,7 @@ fn described() -> OpenApiRouter<Api> {
         .merge(routes::steers::routes())
         .merge(routes::record::routes())
         .merge(routes::files::routes())
+        .merge(routes::uploads::routes())
         .merge(routes::sessions::routes())
         .merge(routes::deliveries::routes())
         .merge(routes::tenants::routes())

@@ -48,6 +48,7 @@ catalogue! {
     RunEnded, "run_ended", 409, false, "The run has ended; start the next one in the same session.";
     RunNotEnded, "run_not_ended", 409, true, "Wait until the run has ended, or cancel it.";
     SandboxPresent, "sandbox_present", 409, false, "The run's sandbox is known to be alive; cancel the run instead.";
+    UploadOffset, "upload_offset", 409, false, "Ask where the upload is (HEAD) and go on from there.";
     NameTaken, "name_taken", 409, false, "Choose another name.";
     VersionMismatch, "version_mismatch", 412, false, "Fetch the newest version and send its ETag in If-Match.";
     TooLarge, "too_large", 413, false, "Send less; the detail names the limit.";

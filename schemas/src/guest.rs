@@ -305,6 +305,9 @@ pub struct StartOrder {
     pub prompt: String,
     pub instructions: String,
     pub files: Vec<InputFile>,
+    /// The session's outputs so far, for an empty workspace; names are relative paths below its `outputs`.
+    #[serde(default)]
+    pub restore: Vec<InputFile>,
     pub terminal: Terminal,
     pub steering: SteeringFormat,
     pub contract: Contract,

@@ -93,6 +93,7 @@ id!(/** One unit of work in a session. */ RunId, "run");
 id!(/** One follow-up message to a live run. */ SteerId, "str");
 id!(/** One result owed to one target. */ DeliveryId, "dlv");
 id!(/** An input file or an output of a run. */ FileId, "fil");
+id!(/** A file that comes in parts. */ UploadId, "upl");
 
 #[cfg(test)]
 mod tests {

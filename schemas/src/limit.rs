@@ -12,6 +12,11 @@ pub const BODY_BYTES: usize = 8 * 1024 * 1024;
 pub const FILE_BYTES: u64 = 25 * 1024 * 1024;
 /// Input files of one run, and files that one run may leave in its outputs.
 pub const FILES_PER_RUN: usize = 100;
+/// Uploads of a tenant that may be open, and parts of one.
+pub const UPLOADS_OPEN: i64 = 1000;
+pub const UPLOAD_PARTS: i32 = 10_000;
+/// Outputs of a session that are restored into an empty workspace.
+pub const RESTORED_FILES: usize = 1000;
 /// Bytes of a file's name after normalising.
 pub const FILE_NAME_BYTES: usize = 255;
 /// Bytes of a transcript that are kept of each epoch unless the agent says otherwise, and the least that it may say.

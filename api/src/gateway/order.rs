@@ -26,6 +26,7 @@ async fn read(chassis: &Chassis, reporters: &[Reporter]) -> Result<Vec<StartOrde
     let definitions = towpath_agent::definitions(&chassis.db, &versions).await?;
     let places: Vec<_> = reporters.iter().map(|reporter| (reporter.tenant, reporter.run)).collect();
     let mut inputs = towpath_file::inputs(&chassis.db, &places).await?;
+    let mut outputs = towpath_file::restorable(&chassis.db, &places).await?;
     reporters
         .iter()
         .map(|reporter| {
@@ -50,6 +51,7 @@ async fn read(chassis: &Chassis, reporters: &[Reporter]) -> Result<Vec<StartOrde
                 prompt: origin.prompt,
                 instructions: definition.instructions,
                 files: inputs.remove(&reporter.run).unwrap_or_default().run,
+                restore: outputs.remove(&reporter.run).unwrap_or_default(),
                 terminal,
                 steering: definition.steering.format,
                 contract: definition.contract,

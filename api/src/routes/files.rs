@@ -34,9 +34,20 @@ pub fn routes() -> OpenApiRouter<Api> {
 }
 
 #[derive(Deserialize)]
-struct Named {
+pub(super) struct Named {
     name: Option<String>,
     media_type: Option<String>,
+}
+
+/// Name and media type of a file that comes.
+pub(super) fn named(query: Named, headers: &HeaderMap) -> Answer<(String, String)> {
+    let name = query.name.unwrap_or_else(|| "file".to_owned());
+    let from_header = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let media_type = query.media_type.or(from_header).unwrap_or_else(|| "application/octet-stream".to_owned());
+    if media_type.len() > 255 || !media_type.is_ascii() || media_type.contains('\0') {
+        return Err(Error::refused(ErrorCode::Unprocessable, "media_type: at most 255 ASCII characters").into());
+    }
+    Ok((name, media_type))
 }
 
 /// Keeps a file: the raw bytes as body, `?name=` and `?media_type=` beside.
@@ -48,12 +59,7 @@ async fn upload(
     headers: HeaderMap,
     body: HttpBody,
 ) -> Answer<(StatusCode, Json<FileRef>)> {
-    let name = query.name.unwrap_or_else(|| "file".to_owned());
-    let from_header = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let media_type = query.media_type.or(from_header).unwrap_or_else(|| "application/octet-stream".to_owned());
-    if media_type.len() > 255 || !media_type.is_ascii() || media_type.contains('\0') {
-        return Err(Error::refused(ErrorCode::Unprocessable, "media_type: at most 255 ASCII characters").into());
-    }
+    let (name, media_type) = named(query, &headers)?;
     let mut body = body.into_data_stream();
     let spooled = match Spool::take(api.chassis.config.limits.file_bytes, &mut body).await {
         Ok(spooled) => spooled,

@@ -9,3 +9,4 @@ pub mod runs;
 pub mod sessions;
 pub mod steers;
 pub mod tenants;
+pub mod uploads;

@@ -7,7 +7,7 @@ use towpath_transcript::reader::{self, Cursor, Piece};
 use crate::World;
 
 /// One part: its name, and a query that gives one line of text for each row. Ids stand as whether they are there.
-const PARTS: [(&str, &str); 17] = [
+const PARTS: [(&str, &str); 18] = [
     ("run", "select concat_ws(' ', prompt, state, 'wanted', wanted, 'reason', reason, 'waits', waiting_for, 'epoch', epoch, active, incarnation, starts, restarts,
         exited, exit_code, exit_signal, message, started_at is not null, ended_at is not null) from run order by created_at, id"),
     ("history", "select concat_ws(' ', from_state, to_state, cause, case when actor like 'prn%' then 'person' else actor end, epoch, reason, detail - 'steer')
@@ -22,6 +22,7 @@ const PARTS: [(&str, &str); 17] = [
     ("delivery", "select concat_ws(' ', n, state, answer, secret is not null, body #>> '{data,run,state}', body #>> '{data,run,result,text}') from delivery order by n"),
     ("output", "select concat_ws(' ', name, epoch, size, status, reason, object_key is not null) from output order by name"),
     ("file", "select concat_ws(' ', name, expired_at is not null) from file order by name"),
+    ("upload", "select concat_ws(' ', name, received, parts, completed_at is not null, file_id is not null, (select count(*) from upload_part where upload_id = upload.id)) from upload"),
     ("session", "select concat_ws(' ', agent_name) from session"),
     ("tenant", "select concat_ws(' ', transcripts_kept_from > 'epoch', outputs_kept_from > 'epoch') from tenant order by created_at"),
     ("object", "select concat_ws(' ', state, count(*)) from object group by state order by state"),

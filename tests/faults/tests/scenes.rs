@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use towpath_agent::start::start_all;
 use towpath_chassis::{Error, timer};
 use towpath_faults::{Life, Process, Scene, Who, World, life, play, roles};
-use towpath_file::{Spool, Spooled};
+use towpath_file::{Spool, Spooled, upload};
 use towpath_run::{
     accept,
     apply::{TIMER_SEAL, TIMER_START, TIMER_WANTED, epoch_key},
@@ -14,6 +14,7 @@ use towpath_run::{
 use towpath_schemas::{
     command::Command,
     guest::{SteerEnd, SteerState},
+    id::UploadId,
     key,
 };
 
@@ -88,6 +89,15 @@ scenes! {
         async |process: &Process, _: &World, _: &Life| sweep(process, "unwanted workspaces").await;
     an_unused_object_goes_a_while_later: "sweep unused objects", Nobody, never, unused,
         async |process: &Process, _: &World, _: &Life| sweep(process, "unused objects").await;
+    an_abandoned_upload_goes: "sweep abandoned uploads", Nobody, never, abandoned_upload,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "abandoned uploads").await;
+    a_part_of_an_upload_is_taken_once: "upload::append", Owner, never, begun_upload,
+        async |process: &Process, world: &World, life: &Life| append(process, world, life).await;
+    an_upload_makes_one_file: "upload::finish", Owner, never, whole_upload,
+        async |process: &Process, world: &World, life: &Life| {
+            upload::finish(&process.chassis, life.tenant, the_upload(world).await?).await?;
+            Ok(())
+        };
     a_run_is_removed_when_it_is_asked_for: "retention::remove", Owner, never, async |world: &World| old(world, "run_days = null").await, remove;
 
     a_request_makes_one_run: "start_all", Asker, never, World::ready, start;
@@ -116,7 +126,9 @@ scenes! {
 }
 
 /// What is no handler, timer or sweep and has to be in the list all the same.
-const FUNCTIONS: [&str; 12] = [
+const FUNCTIONS: [&str; 14] = [
+    "upload::append",
+    "upload::finish",
     "retention::remove",
     "start_all",
     "accept::steer",
@@ -196,6 +208,34 @@ async fn old(world: &World, days: &str) -> Result<Life> {
     life::handle(&world.first, "deliver", deliveries(world).await?).await?;
     age(world, days).await?;
     Ok(life)
+}
+
+async fn begun_upload(world: &World) -> Result<Life> {
+    let life = world.running().await?;
+    upload::begin(&world.first.chassis, life.tenant, life.principal, "big", "text/plain", Some(4)).await?;
+    Ok(life)
+}
+
+async fn whole_upload(world: &World) -> Result<Life> {
+    let life = begun_upload(world).await?;
+    append(&world.first, world, &life).await?;
+    Ok(life)
+}
+
+async fn abandoned_upload(world: &World) -> Result<Life> {
+    let life = whole_upload(world).await?;
+    sqlx::query("update upload set changed_at = now() - interval '2 days'").execute(world.db()).await?;
+    Ok(life)
+}
+
+async fn the_upload(world: &World) -> Result<UploadId> {
+    Ok(UploadId(sqlx::query_scalar("select id from upload").fetch_one(world.db()).await?))
+}
+
+async fn append(process: &Process, world: &World, life: &Life) -> Result<()> {
+    let part = spooled(b"part").await?;
+    upload::append(&process.chassis, life.tenant, the_upload(world).await?, 0, part).await?;
+    Ok(())
 }
 
 async fn age(world: &World, days: &str) -> Result<()> {

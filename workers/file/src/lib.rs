@@ -4,6 +4,7 @@ pub mod name;
 mod spool;
 mod sweep;
 mod table;
+pub mod upload;
 
 pub use spool::{Spool, Spooled};
 pub use sweep::sweeps;

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use towpath_chassis::{Chassis, Result, sweep::Sweep};
 
-use crate::table;
+use crate::{table, upload};
 
 pub fn sweeps() -> Vec<Sweep> {
     vec![
+        Sweep::new("abandoned uploads", Duration::from_secs(600), abandoned),
         Sweep::new("unfinished objects", Duration::from_secs(600), unfinished),
         Sweep::new("unused objects", Duration::from_secs(30), unused),
     ]
@@ -15,6 +16,13 @@ pub fn sweeps() -> Vec<Sweep> {
 
 async fn unfinished(chassis: Chassis) -> Result<u64> {
     table::stale_writes(&chassis.db).await
+}
+
+async fn abandoned(chassis: Chassis) -> Result<u64> {
+    let mut work = chassis.begin().await?;
+    let found = upload::forget_old(&mut work).await?;
+    work.commit().await?;
+    Ok(found)
 }
 
 /// The object goes first, then its row: whatever happens between, it is done again.

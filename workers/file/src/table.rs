@@ -10,6 +10,7 @@ use towpath_schemas::{
     body::FileRef,
     guest::InputFile,
     id::{FileId, PrincipalId, RunId, SteerId, TenantId},
+    limit::RESTORED_FILES,
 };
 use uuid::Uuid;
 
@@ -232,9 +233,13 @@ pub async fn inputs(db: &PgPool, runs: &[(TenantId, RunId)]) -> Result<HashMap<R
 
 pub(crate) async fn input_object(db: &PgPool, tenant: TenantId, run: RunId, file: FileId) -> Result<Option<(String, u64)>> {
     let row = sqlx::query!(
-        r#"select object_key as "object_key!", size from file where expired_at is null and id = $1 and tenant_id = $2 and (
+        r#"select object_key as "object_key!", size as "size!" from file where expired_at is null and id = $1 and tenant_id = $2 and (
              exists (select 1 from run_file where run_id = $3 and file_id = $1)
-             or exists (select 1 from steer_file join steer on steer.id = steer_id where steer.run_id = $3 and file_id = $1))"#,
+             or exists (select 1 from steer_file join steer on steer.id = steer_id where steer.run_id = $3 and file_id = $1))
+           union all
+           select object_key, size from output join run as earlier on earlier.id = output.run_id join run on run.id = $3
+           where output.id = $1 and output.tenant_id = $2 and output.status = 'stored' and earlier.session_id = run.session_id
+           limit 1"#,
         file.uuid(),
         tenant.uuid(),
         run.uuid()
@@ -264,6 +269,29 @@ pub async fn object_of(db: &PgPool, tenant: TenantId, file: FileId) -> Result<Op
         };
         (row.object_key, file)
     }))
+}
+
+/// What the sessions of these runs (tenant, run) have put out so far, the newest of each name, the first [`RESTORED_FILES`] names.
+pub async fn restorable(db: &PgPool, runs: &[(TenantId, RunId)]) -> Result<HashMap<RunId, Vec<InputFile>>> {
+    let (tenants, ids): (Vec<Uuid>, Vec<Uuid>) = runs.iter().map(|(tenant, run)| (tenant.uuid(), run.uuid())).unzip();
+    let rows = sqlx::query!(
+        r#"select distinct on (run.id, output.name) run.id as "run!", output.id as "id!", output.name as "name!", output.size as "size!"
+           from unnest($1::uuid[], $2::uuid[]) as asked (tenant, run) join run on run.id = asked.run and run.tenant_id = asked.tenant
+               join run as earlier on earlier.session_id = run.session_id join output on output.run_id = earlier.id and output.status = 'stored'
+           order by run.id, output.name, earlier.created_at desc"#,
+        &tenants,
+        &ids
+    )
+    .fetch_all(db)
+    .await?;
+    let mut all: HashMap<RunId, Vec<InputFile>> = HashMap::new();
+    for row in rows {
+        let of_run = all.entry(row.run.into()).or_default();
+        if of_run.len() < RESTORED_FILES {
+            of_run.push(InputFile { file: row.id.into(), name: row.name, media_type: String::new(), size: row.size as u64 });
+        }
+    }
+    Ok(all)
 }
 
 /// What a run left in its outputs.

@@ -109,6 +109,36 @@ impl Api {
         read_json(accepted(self.once(request.header(header::CONTENT_LENGTH, length).body(body)).await?).await?).await
     }
 
+    /// Begins an upload in parts; the last component of where it is.
+    pub async fn upload_begin(&self, query: &[(&str, String)], length: u64) -> Result<String, Failure> {
+        let request = || self.request(Method::POST, &["v1", "uploads"], query).header(UPLOAD_LENGTH, length);
+        let response = self.send(request).await?;
+        let place =
+            response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok()).and_then(|place| place.rsplit('/').next());
+        place.map(str::to_owned).ok_or_else(|| Failure::Unreachable("the answer does not say where the upload is".to_owned()))
+    }
+
+    /// Bytes of an upload that are there.
+    pub async fn upload_offset(&self, upload: &str) -> Result<u64, Failure> {
+        // The answer to a HEAD has no body, so its status has to tell.
+        let response = self.once(self.request(Method::HEAD, &["v1", "uploads", upload], &[])).await?;
+        match response.status() {
+            StatusCode::NOT_FOUND => Err(Failure::Use(format!("there is no upload {upload}, or it was left alone for a day; begin again"))),
+            status if status.is_success() => offset_of(&response),
+            _ => Err(accepted(response).await.err().unwrap_or_else(|| Failure::Unreachable("no offset".to_owned()))),
+        }
+    }
+
+    /// Sends one part of an upload, once; with `last` the answer is the file.
+    pub async fn upload_part(&self, upload: &str, offset: u64, bytes: Vec<u8>, last: bool) -> Result<Value, Failure> {
+        let request = self
+            .request(Method::PATCH, &["v1", "uploads", upload], &[])
+            .header(header::CONTENT_TYPE, "application/partial-upload")
+            .header(UPLOAD_OFFSET, offset)
+            .header("Upload-Complete", if last { "?1" } else { "?0" });
+        read_json(accepted(self.once(request.body(bytes)).await?).await?).await
+    }
+
     /// The status and text of a GET, whatever the status.
     pub async fn probe(&self, path: &[&str]) -> Result<(StatusCode, String), Failure> {
         let response = self.once(self.request(Method::GET, path, &[])).await?;
@@ -174,6 +204,14 @@ async fn accepted(response: Response) -> Result<Response, Failure> {
             Err(Failure::Unreachable(format!("the answer is {status} and not Towpath's: {beginning}")))
         }
     }
+}
+
+const UPLOAD_OFFSET: &str = "Upload-Offset";
+const UPLOAD_LENGTH: &str = "Upload-Length";
+
+fn offset_of(response: &Response) -> Result<u64, Failure> {
+    let offset = response.headers().get(UPLOAD_OFFSET).and_then(|value| value.to_str().ok()).and_then(|text| text.parse().ok());
+    offset.ok_or_else(|| Failure::Unreachable("the answer does not say how much of the upload is there".to_owned()))
 }
 
 async fn read_json(response: Response) -> Result<Value, Failure> {

@@ -86,6 +86,11 @@ impl Outputs {
         Self { folder, most_bytes, done, seen: HashMap::new(), names: HashSet::new() }
     }
 
+    /// What is there now was there before the run.
+    pub fn begin_anew(&mut self) {
+        *self = Self::before(std::mem::take(&mut self.folder), self.most_bytes);
+    }
+
     /// Hands over, now and then, what was created or changed and has come to rest.
     pub async fn keep_up(&mut self, desk: &Desk) {
         loop {

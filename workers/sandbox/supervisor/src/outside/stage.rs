@@ -159,6 +159,43 @@ impl Inputs {
     }
 }
 
+/// Puts outputs back below the workspace's `outputs`; those that could not be had, and why.
+pub async fn restore(desk: &Desk, workspace: &Path, owner: Option<u32>, files: &[InputFile]) -> Vec<(String, String)> {
+    let mut failed = Vec::new();
+    for file in files {
+        if let Err(reason) = restore_one(desk, workspace, owner, file).await {
+            crate::note!("output {} is not restored: {reason}", file.name);
+            failed.push((file.name.clone(), reason));
+        }
+    }
+    failed
+}
+
+async fn restore_one(desk: &Desk, workspace: &Path, owner: Option<u32>, output: &InputFile) -> Result<(), String> {
+    let told = |error: &dyn std::fmt::Display| error.to_string();
+    let mut parts: Vec<&str> = output.name.split('/').collect();
+    if !parts.iter().all(|part| is_one_component(part)) {
+        return Err("its name leaves the folder".to_owned());
+    }
+    let name = parts.pop().unwrap_or_default();
+    let mut folder = open_folder(rustix::fs::CWD, &workspace.to_string_lossy()).map_err(|error| told(&error))?;
+    for part in std::iter::once("outputs").chain(parts) {
+        folder = own_folder(&folder, part, owner).map_err(|error| told(&error))?;
+    }
+    let mut file = create(&folder, name).map_err(|error| told(&error))?;
+    if let Err(reason) = fetch(desk, output, &mut file).await {
+        unlinkat(&folder, name, AtFlags::empty()).map_err(|error| format!("{reason}; and what was written stays: {error}"))?;
+        return Err(reason);
+    }
+    // It is the agent's own, to be changed.
+    fchmod(&file, Mode::from_raw_mode(0o644)).map_err(|error| told(&error))?;
+    if rustix::process::geteuid().is_root() {
+        let owner = owner.unwrap_or(0);
+        fchown(&file, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner))).map_err(|error| told(&error))?;
+    }
+    Ok(())
+}
+
 fn is_one_component(name: &str) -> bool {
     !name.is_empty() && name.len() <= FILE_NAME_BYTES && !name.contains(['/', '\0']) && name != "." && name != ".."
 }

@@ -6,7 +6,7 @@ use tokio::time::{sleep, sleep_until, timeout};
 use towpath_schemas::{
     agent::{Isolation, Terminal},
     frame::{EndRecord, FrameKind, Size},
-    guest::{Exit, FromGuest, Phase, SandboxSpec, StartOrder},
+    guest::{Exit, FromGuest, InputFile, Phase, SandboxSpec, StartOrder},
 };
 
 use super::{
@@ -87,10 +87,11 @@ impl Work<'_> {
         // What viewers say waits for the terminal from here on.
         self.desk.set_terminal(order.terminal == Terminal::Pty);
         let mut tail = Tail::default();
+        let restore = if self.is_workspace_empty() { order.restore.as_slice() } else { &[] };
         let mut outputs =
             self.prepare_workspace().map(|()| Outputs::before(Path::new(&self.spec.workspace).join("outputs"), order.output_bytes));
         let outcome = match &mut outputs {
-            Ok(outputs) => self.execute(&order, &mut tail, outputs).await,
+            Ok(outputs) => self.execute(&order, restore, &mut tail, outputs).await,
             Err(error) => Err(wall_failed(format!("the workspace cannot be prepared: {error}"))),
         };
         let outcome = outcome.unwrap_or_else(|Refusal { code, message }| {
@@ -138,6 +139,10 @@ impl Work<'_> {
         }
     }
 
+    fn is_workspace_empty(&self) -> bool {
+        std::fs::read_dir(&self.spec.workspace).is_ok_and(|mut entries| entries.next().is_none())
+    }
+
     fn prepare_workspace(&self) -> io::Result<()> {
         let workspace = rustix::fs::open(
             self.spec.workspace.as_str(),
@@ -149,7 +154,7 @@ impl Work<'_> {
     }
 
     /// Stages, raises the walls, gives the word and sees it through.
-    async fn execute(&self, order: &StartOrder, tail: &mut Tail, outputs: &mut Outputs) -> Result<Outcome, Refusal> {
+    async fn execute(&self, order: &StartOrder, restore: &[InputFile], tail: &mut Tail, outputs: &mut Outputs) -> Result<Outcome, Refusal> {
         let places = Places::of(self.spec, self.folder);
         let mut fifo =
             prepare::control_folder(self.folder, self.spec, order).map_err(|error| wall_failed(format!("control folder: {error}")))?;
@@ -157,13 +162,27 @@ impl Work<'_> {
             .map_err(|error| wall_failed(format!("the folder for input files: {error}")))?;
         self.desk.step("inputs", Some(format!("{} files", order.files.len())));
         tokio::select! {
-            _ = inputs.stage(self.desk, &order.files) => {}
+            () = async {
+                inputs.stage(self.desk, &order.files).await;
+                self.restore(restore).await;
+            } => {}
             stop = self.desk.stop_order() => return Ok(Outcome { exit: Exit::default(), reason: Some(stop.reason) }),
         }
+        outputs.begin_anew();
         self.desk.step("sandbox", None);
         let raised = self.raise(order.terminal).await?;
         let end = self.see_through(order, &places, raised, &mut fifo, &inputs, Kept { tail, outputs }).await;
         self.end_sandbox(end).await
+    }
+
+    /// Puts the session's outputs where they were; the run goes on without those that cannot be had, and says so.
+    async fn restore(&self, files: &[InputFile]) {
+        if files.is_empty() {
+            return;
+        }
+        let failed = stage::restore(self.desk, Path::new(&self.spec.workspace), self.spec.walls.uid, files).await;
+        let missing: String = failed.iter().map(|(name, reason)| format!("; {name} is not: {reason}")).collect();
+        self.desk.step("outputs", Some(format!("{} are restored{missing}", files.len() - failed.len())));
     }
 
     async fn raise(&self, terminal: Terminal) -> Result<Raised, Refusal> {

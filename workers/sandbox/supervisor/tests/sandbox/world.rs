@@ -85,6 +85,7 @@ impl World {
             prompt: "the task".to_owned(),
             instructions: "the instructions".to_owned(),
             files: vec![],
+            restore: vec![],
             terminal: Terminal::Pipes,
             steering: SteeringFormat::Text,
             contract: Contract::Towpath,
