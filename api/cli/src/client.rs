@@ -86,7 +86,7 @@ pub enum ClientCommand {
     Outputs(outputs::OutputsArgs),
     /// Define agents.
     #[command(subcommand)]
-    Agent(agent::AgentCommand),
+    Agents(agent::AgentsCommand),
     /// List sessions, or show one.
     Sessions(session::SessionsArgs),
     /// Upload files for runs.
@@ -170,7 +170,7 @@ async fn carry_out(api: &Api, printer: &Printer, command: ClientCommand) -> Resu
         ClientCommand::Deliveries(args) => runs::deliveries(api, printer, args).await,
         ClientCommand::Redeliver(args) => runs::redeliver(api, printer, args).await,
         ClientCommand::Outputs(args) => outputs::outputs(api, printer, args).await,
-        ClientCommand::Agent(command) => agent::agent(api, printer, command).await,
+        ClientCommand::Agents(command) => agent::agents(api, printer, command).await,
         ClientCommand::Sessions(args) => session::sessions(api, printer, args).await,
         ClientCommand::Files(command) => file::files(api, printer, command).await,
         ClientCommand::Tokens(command) => access::tokens(api, printer, command).await,

@@ -19,7 +19,7 @@ struct Arguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  towpath agent apply -f deploy/agents/surveyor.toml
+  towpath agents apply deploy/agents/surveyor.toml
   towpath run surveyor \"count the code\" --file code.tar.gz --follow
   towpath steer RUN \"also list the ten largest files\"
   towpath runs --state running

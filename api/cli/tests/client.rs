@@ -176,6 +176,26 @@ fn following_takes_a_broken_stream_up_again_where_it_broke_off() -> Result<()> {
 }
 
 #[test]
+fn a_result_that_was_the_last_output_is_printed_once() -> Result<()> {
+    local(async {
+        let events = async || {
+            let body = output(1, b"work\n\x1b[1m# do")
+                + &output(2, b"ne\x1b[0m\n")
+                + "event: end\nid: place-3\ndata: {\"state\":\"succeeded\"}\n\n";
+            ([(header::CONTENT_TYPE, "text/event-stream")], body)
+        };
+        let router = Router::new()
+            .route("/v1/runs", post(async || (StatusCode::CREATED, Json(run("queued")))))
+            .route("/v1/runs/{id}", get(async || Json(run("succeeded"))))
+            .route("/v1/runs/{id}/events", get(events));
+        let (server, _) = serve(router).await?;
+        let done = towpath(server, &["run", "echo", "hi", "--follow"]).await?;
+        assert_eq!((done.status.code(), text(&done.stdout)), (Some(0), "work\n# done\n".to_owned()), "{}", text(&done.stderr));
+        Ok(())
+    })
+}
+
+#[test]
 fn files_are_uploaded_and_the_run_names_them() -> Result<()> {
     local(async {
         let id = FileId::mint();
@@ -238,7 +258,7 @@ fn a_wrong_definition_is_told_by_file_and_key_and_nothing_is_sent() -> Result<()
         let (good, bad) = (dir.path().join("good.toml"), dir.path().join("bad.toml"));
         std::fs::write(&good, "name = \"good\"\ncommand = [\"/bin/true\"]\n")?;
         std::fs::write(&bad, "name = \"bad\"\ncomand = [\"/bin/true\"]\n")?;
-        let arguments = ["agent", "apply", "-f", good.to_str().context("path")?, bad.to_str().context("path")?];
+        let arguments = ["agents", "apply", good.to_str().context("path")?, bad.to_str().context("path")?];
         let done = towpath(server, &arguments).await?;
         let error = text(&done.stderr);
         assert!(done.status.code() == Some(2) && error.contains("bad.toml") && error.contains("comand"), "{error}");
@@ -322,15 +342,17 @@ fn servers_are_kept_under_names_and_a_token_that_does_not_work_is_not() -> Resul
         let kept = std::fs::metadata(home.path().join(".config/towpath/contexts.toml"))?;
         assert_eq!(std::os::unix::fs::PermissionsExt::mode(&kept.permissions()) & 0o777, 0o600);
         // Used without another word, by its name, and not with a URL of one's own.
-        for (arguments, token) in
-            [(&["agent", "list"][..], "good"), (&["agent", "list", "--context", "first"], "good"), (&["agent", "list", "--url", &url], "")]
-        {
+        for (arguments, token) in [
+            (&["agents", "list"][..], "good"),
+            (&["agents", "list", "--context", "first"], "good"),
+            (&["agents", "list", "--url", &url], ""),
+        ] {
             towpath(arguments).await?;
             let (headers, _) = requests(&world, "agents").pop().context("asked")?;
             let shown = headers.get(header::AUTHORIZATION).map(|value| text(value.as_bytes())).unwrap_or_default();
             assert_eq!(shown.trim_start_matches("Bearer "), token, "{arguments:?}");
         }
-        let unknown = towpath(&["agent", "list", "--context", "second"]).await?;
+        let unknown = towpath(&["agents", "list", "--context", "second"]).await?;
         assert!(unknown.status.code() == Some(2) && text(&unknown.stderr).contains("there are first"), "{}", text(&unknown.stderr));
         let listed = towpath(&["login"]).await?;
         assert!(text(&listed.stdout).contains(&url) && !text(&listed.stdout).contains("good"), "{}", text(&listed.stdout));
@@ -365,7 +387,7 @@ fn doctor_says_what_is_in_the_way_and_what_to_do() -> Result<()> {
             done.status.code() == Some(1)
                 && told.contains("✗ nats: away: no answer")
                 && told.contains("✓ postgres: ok")
-                && told.contains("towpath agent apply"),
+                && told.contains("towpath agents apply"),
             "{told}"
         );
         Ok(())

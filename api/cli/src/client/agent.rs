@@ -1,4 +1,4 @@
-//! `towpath agent`.
+//! `towpath agents`.
 
 use std::path::{Path, PathBuf};
 
@@ -14,12 +14,12 @@ use super::{
 };
 
 #[derive(Subcommand)]
-pub enum AgentCommand {
+pub enum AgentsCommand {
     /// Create agents, or give them a new version when their definition has changed.
-    #[command(after_help = "Example:\n  towpath agent apply -f deploy/agents/*.toml")]
+    #[command(after_help = "Example:\n  towpath agents apply deploy/agents/*.toml")]
     Apply {
         /// Definitions, TOML or JSON.
-        #[arg(short = 'f', long = "file", required = true, num_args = 1.., value_name = "FILE")]
+        #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
     },
     /// List agents.
@@ -34,16 +34,16 @@ pub enum AgentCommand {
     Delete { name: String },
 }
 
-pub async fn agent(api: &Api, printer: &Printer, command: AgentCommand) -> Result<(), Failure> {
+pub async fn agents(api: &Api, printer: &Printer, command: AgentsCommand) -> Result<(), Failure> {
     match command {
-        AgentCommand::Apply { files } => apply(api, printer, &files).await,
-        AgentCommand::List => list(api, printer).await,
-        AgentCommand::Show { name } => {
+        AgentsCommand::Apply { files } => apply(api, printer, &files).await,
+        AgentsCommand::List => list(api, printer).await,
+        AgentsCommand::Show { name } => {
             printer.answer(api.get(&["v1", "agents", &name], &[]).await?, |_, agent: Value| format!("{agent:#}\n"))
         }
-        AgentCommand::Pause { name } => act(api, printer, &name, "pause", "paused").await,
-        AgentCommand::Resume { name } => act(api, printer, &name, "resume", "resumed").await,
-        AgentCommand::Delete { name } => {
+        AgentsCommand::Pause { name } => act(api, printer, &name, "pause", "paused").await,
+        AgentsCommand::Resume { name } => act(api, printer, &name, "resume", "resumed").await,
+        AgentsCommand::Delete { name } => {
             let answer = api.json(Method::DELETE, &["v1", "agents", &name], &[], Payload::Nothing).await?;
             printer.answer(answer, |_, _: Value| format!("{name} deleted\n"))
         }

@@ -70,7 +70,7 @@ async fn examine(api: &Api) -> Vec<Finding> {
             return findings;
         }
         Ok(agents) if agents.items.is_empty() => {
-            let cure = "towpath agent apply -f deploy/agents/surveyor.toml".to_owned();
+            let cure = "towpath agents apply deploy/agents/surveyor.toml".to_owned();
             findings.push(Finding { what: "agents", told: "none is defined".to_owned(), cure: Some(cure) });
         }
         Ok(agents) => {

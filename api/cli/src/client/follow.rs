@@ -6,7 +6,11 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use eventsource_stream::{Event, Eventsource};
 use futures::StreamExt;
 use serde_json::{Value, json};
-use towpath_schemas::body::{OutputEvent, Run, RunState};
+use towpath_schemas::{
+    body::{OutputEvent, Run, RunState},
+    frame::FrameKind,
+    limit::RESULT_TAIL_BYTES,
+};
 
 use super::{
     api::Api,
@@ -30,11 +34,58 @@ pub enum Show {
     Raw,
 }
 
-/// Prints what the run prints until it has ended; its last state.
-pub async fn follow(api: &Api, printer: &Printer, run: &str, show: Show) -> Result<Value, Failure> {
-    let mut follower =
-        Follower { api, printer, run, last_event: None, progress: Progress::new(*printer), filter: printer.filter(), show, epoch: 0 };
-    follower.interruptible().await
+/// A run that was followed to its end.
+pub struct Followed {
+    pub ended: Value,
+    /// The last of what it printed, without colours.
+    printed: Printed,
+}
+
+/// Prints what the run prints until it has ended.
+pub async fn follow(api: &Api, printer: &Printer, run: &str, show: Show) -> Result<Followed, Failure> {
+    let mut follower = Follower {
+        api,
+        printer,
+        run,
+        last_event: None,
+        progress: Progress::new(*printer),
+        filter: printer.filter(),
+        show,
+        epoch: 0,
+        printed: Printed::default(),
+    };
+    let ended = follower.interruptible().await?;
+    Ok(Followed { ended, printed: follower.printed })
+}
+
+/// The end of the output, of which a result may have been made.
+struct Printed {
+    plain: Filter,
+    tail: String,
+}
+
+impl Default for Printed {
+    fn default() -> Self {
+        Self { plain: Filter::new(false), tail: String::new() }
+    }
+}
+
+impl Printed {
+    fn add(&mut self, bytes: &[u8]) {
+        self.tail.push_str(&self.plain.pass(bytes));
+        if self.tail.len() > 4 * RESULT_TAIL_BYTES {
+            let mut from = self.tail.len() - 2 * RESULT_TAIL_BYTES;
+            while !self.tail.is_char_boundary(from) {
+                from += 1;
+            }
+            self.tail.drain(..from);
+        }
+    }
+
+    /// A person who has just seen this text needs no second sight of it.
+    fn ends_with(&self, text: &str) -> bool {
+        self.tail.trim_end().ends_with(text.trim())
+    }
 }
 
 /// Waits until the run has ended, telling its steps; its last state.
@@ -58,13 +109,22 @@ pub async fn wait(api: &Api, printer: &Printer, run: &Run) -> Result<Value, Fail
 
 /// Prints the result of an ended run; a failure unless it succeeded.
 pub fn conclude(printer: &Printer, ended: Value) -> Result<(), Failure> {
+    tell_end(printer, ended, |_| false)
+}
+
+/// The same of a run that was followed: a result that was its last output is not printed again.
+pub fn conclude_followed(printer: &Printer, followed: Followed) -> Result<(), Failure> {
+    tell_end(printer, followed.ended, |result| followed.printed.ends_with(result))
+}
+
+fn tell_end(printer: &Printer, ended: Value, was_seen: impl Fn(&str) -> bool) -> Result<(), Failure> {
     if printer.json {
         printer.line(&json!({"event": "run", "data": ended}));
     }
     let run: Run = read(ended)?;
     if !printer.json {
         printer.note(&summary(&run));
-        if let Some(result) = run.result.as_ref().filter(|result| !result.text.is_empty()) {
+        if let Some(result) = run.result.as_ref().filter(|result| !result.text.is_empty() && !was_seen(&result.text)) {
             let mut text = printer.filter().pass(result.text.as_bytes());
             if !text.ends_with('\n') {
                 text.push('\n');
@@ -98,6 +158,7 @@ struct Follower<'a> {
     show: Show,
     /// Of the newest output.
     epoch: i32,
+    printed: Printed,
 }
 
 impl Follower<'_> {
@@ -176,6 +237,9 @@ impl Follower<'_> {
         }
         let bytes =
             BASE64_STANDARD.decode(&output.b64).map_err(|error| Failure::Unreachable(format!("an output event is damaged: {error}")))?;
+        if output.stream != FrameKind::Stderr.name() {
+            self.printed.add(&bytes);
+        }
         match self.show {
             Show::Raw => self.printer.bytes(&bytes),
             Show::Safe => {

@@ -3,7 +3,7 @@
 use clap::Args;
 use futures::TryStreamExt;
 
-use super::{api::Api, failure::Failure, follow, print::Printer};
+use super::{api::Api, failure::Failure, follow, print::Printer, transcript};
 
 #[derive(Args)]
 #[command(after_help = "Examples:\n  towpath logs -f run_0193…\n  towpath logs run_0193… --raw > transcript")]
@@ -24,6 +24,7 @@ pub async fn logs(api: &Api, printer: &Printer, args: LogsArgs) -> Result<(), Fa
     }
     let format = if args.raw { "raw" } else { "text" };
     let response = api.stream(&["v1", "runs", &args.run, "transcript"], &[("format", format.to_owned())], None).await?;
+    transcript::tell_missing(printer, &response);
     let mut filter = printer.filter();
     let mut pieces = response.bytes_stream();
     while let Some(piece) = pieces.try_next().await.map_err(|error| Failure::Unreachable(format!("the transcript breaks off: {error}")))? {

@@ -98,12 +98,10 @@ pub async fn run(api: &Api, printer: &Printer, args: RunArgs) -> Result<(), Fail
     if args.attach {
         return attach::attach(api, printer, AttachArgs::new(run.id.to_string())).await;
     }
-    let ended = if args.follow {
-        follow::follow(api, printer, &run.id.to_string(), Show::Safe).await?
-    } else {
-        follow::wait(api, printer, &run).await?
-    };
-    follow::conclude(printer, ended)
+    if args.follow {
+        return follow::conclude_followed(printer, follow::follow(api, printer, &run.id.to_string(), Show::Safe).await?);
+    }
+    follow::conclude(printer, follow::wait(api, printer, &run).await?)
 }
 
 /// The text itself, or stdin's when it is `-`.

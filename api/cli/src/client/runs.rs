@@ -86,7 +86,7 @@ pub async fn rerun(api: &Api, printer: &Printer, args: RerunArgs) -> Result<(), 
     }
     let run: Run = read(answer)?;
     printer.note(&format!("{} in {}", run.id, run.session));
-    follow::conclude(printer, follow::follow(api, printer, &run.id.to_string(), Show::Safe).await?)
+    follow::conclude_followed(printer, follow::follow(api, printer, &run.id.to_string(), Show::Safe).await?)
 }
 
 pub async fn cancel(api: &Api, printer: &Printer, args: RunArg) -> Result<(), Failure> {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use futures::TryStreamExt;
+use reqwest::Response;
 use tokio::{fs::File, io::AsyncWriteExt};
 
 use super::{api::Api, failure::Failure, print::Printer};
@@ -42,11 +43,20 @@ Examples:
   towpath transcript RUN --format raw --stream stderr
   towpath transcript RUN --format ndjson --since 2026-11-30T12:00:00Z --before 2026-11-30T12:05:00Z";
 
+/// Says on stderr when some of a transcript is not kept.
+pub fn tell_missing(printer: &Printer, response: &Response) {
+    if let Some(missing) = response.headers().get("towpath-transcript-missing").and_then(|value| value.to_str().ok()) {
+        let bytes = if missing == "unknown" { "nobody knows how many".to_owned() } else { missing.to_owned() };
+        printer.note(&format!("(of what was printed, some is missing: {bytes} bytes)"));
+    }
+}
+
 pub async fn transcript(api: &Api, printer: &Printer, args: TranscriptArgs) -> Result<(), Failure> {
     let mut query = vec![("format", args.format.clone())];
     let parts = [("stream", args.stream), ("after", args.after), ("until", args.until), ("since", args.since), ("before", args.before)];
     query.extend(parts.into_iter().filter_map(|(name, value)| Some((name, value?))));
     let response = api.stream(&["v1", "runs", &args.run, "transcript"], &query, None).await?;
+    tell_missing(printer, &response);
     let mut pieces = response.bytes_stream();
     let mut next = async || pieces.try_next().await.map_err(|error| Failure::Unreachable(format!("the transcript breaks off: {error}")));
     let Some(path) = args.output else {
