@@ -27,6 +27,48 @@ fn archive() -> Result<Vec<u8>> {
     Ok(std::fs::read(folder.path().join("tree.tar.gz"))?)
 }
 
+/// Field cases S1, S2 and S4, as far as they are about Towpath's own logs: secrets are looked for by their text, in everything that every process wrote at its most
+/// talkative, and in everything that Postgres holds.
+#[tokio::test]
+async fn no_secret_is_in_a_log_or_readable_in_the_database() -> Result<()> {
+    let world = World::prepare(towpath_journeys::Ground::shared().await?, &[("TOWPATH_LOG", "trace")]).await?;
+    world.spawn("all", &["dev"])?;
+    world.ready().await?;
+    world.example("echo").await?;
+    let receiver = Receiver::start(&["500 Internal Server Error", "200 OK"]).await?;
+    let url = format!("{}secret-path-8c1f", receiver.url);
+    let body = json!({ "agent": "echo", "prompt": "{}", "deliver": [{ "webhook": { "url": url, "secret": SECRET } }] });
+    let run = world.start_run(body).await?;
+    world.ended(&run).await?;
+    wait_for("the delivery", SOON, async || (receiver.received().len() >= 2).then_some(())).await?;
+    let (_, token) =
+        world.call(reqwest::Method::POST, "/v1/tokens", Some(&json!({ "principal": "other", "scopes": ["runs"], "days": 1 }))).await?;
+    let new = token["secret"].as_str().context("secret")?.to_owned();
+    world.call_as(&new, reqwest::Method::GET, "/v1/runs", None).await?;
+    let log = world.process("all", |process| Ok(process.log()))?;
+    ensure!(log.len() > 10_000 && log.contains("TRACE"), "{} bytes of log", log.len());
+    let own = ["TOWPATH_MASTER_KEY", "TOWPATH_S3_SECRET_KEY"].map(|key| world.env[key].clone());
+    let dump: Vec<String> = {
+        let tables: Vec<String> =
+            sqlx::query_scalar("select tablename::text from pg_tables where schemaname = 'public'").fetch_all(&world.db).await?;
+        let mut all = Vec::new();
+        for table in tables {
+            all.extend(
+                sqlx::query_scalar::<_, String>(sqlx::AssertSqlSafe(format!("select t::text from {table} as t")))
+                    .fetch_all(&world.db)
+                    .await?,
+            );
+        }
+        all
+    };
+    ensure!(dump.iter().any(|row| row.contains("secret-path-8c1f")), "the dump does not hold the target");
+    for secret in [SECRET, SECRET.trim_start_matches("whsec_"), &world.token, &new, &own[0], &own[1]] {
+        ensure!(!log.contains(secret), "a secret that begins with {} is in the log", &secret[..6]);
+        ensure!(!dump.iter().any(|row| row.contains(secret)), "a secret that begins with {} is readable in the database", &secret[..6]);
+    }
+    world.finish().await
+}
+
 #[tokio::test]
 async fn a_message_becomes_a_run_that_is_steered_and_whose_result_comes_back() -> Result<()> {
     let world = World::start().await?;

@@ -134,6 +134,16 @@ mod tests {
         }
     }
 
+    /// Field case S5: what counts is the address that a name has at the moment of connecting, whatever it had before.
+    #[tokio::test]
+    async fn a_name_of_a_refused_address_resolves_to_nothing() {
+        let refused = Resolver { allow: Vec::new() }.resolve("localhost".parse().expect("name")).await;
+        let told = refused.err().expect("refused").to_string();
+        assert!(told.contains("localhost is ") && told.contains("loopback"), "{told}");
+        let allow = vec!["127.0.0.0/8".parse().expect("network"), "::1/128".parse().expect("network")];
+        assert!(Resolver { allow }.resolve("localhost".parse().expect("name")).await.is_ok());
+    }
+
     #[test]
     fn the_operator_s_networks_are_allowed_and_nothing_beside_them() {
         let allow = ["127.0.0.0/8".parse().expect("network")];

@@ -109,3 +109,24 @@ fn an_agent_that_closes_and_removes_its_fifo_breaks_nothing() {
     done(&gateway);
     assert_eq!(gateway.heard().printed(FrameKind::Stdout), b"one\nend\n");
 }
+
+/// Field cases D9 and D10: longer than any pipe takes at once, read in small pieces by somebody who is slow.
+#[test]
+fn long_steers_are_written_whole_and_one_after_the_other_however_slowly_they_are_read() {
+    let mut world = World::python(
+        "import os, time\nf = os.open(os.environ['TOWPATH_STEER_FIFO'], os.O_RDONLY)\nheld, seen = b'', 0\n\
+         while seen < 8:\n    held += os.read(f, 1777)\n    time.sleep(0.0005)\n\
+         \x20   while b'\\n' in held:\n        line, held = held.split(b'\\n', 1)\n        seen += 1\n        print(len(line), line == line[:1] * len(line), line[:1].decode(), flush=True)",
+    );
+    let gateway = world.launch();
+    started(&gateway);
+    let orders: Vec<SteerOrder> =
+        ('a'..='h').zip(1..).map(|(letter, ordinal)| steer(&letter.to_string().repeat(32 * 1024), ordinal)).collect();
+    for order in &orders {
+        gateway.say(ToGuest::Steer(order.clone()));
+    }
+    done(&gateway);
+    let printed = String::from_utf8(gateway.heard().printed(FrameKind::Stdout)).expect("text");
+    let wanted: String = ('a'..='h').map(|letter| format!("32768 True {letter}\n")).collect();
+    assert_eq!(printed, wanted);
+}
