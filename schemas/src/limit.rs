@@ -58,6 +58,8 @@ pub const LABEL_BYTES: usize = 256;
 pub const FOUND_BYTES: usize = 1024;
 pub const SEARCH_BYTES: usize = 1024;
 pub const FOUND_LINES: usize = 100;
+/// Bytes of output that one search looks at before it answers with a cursor.
+pub const SEARCHED_BYTES: usize = 64 << 20;
 /// Rows of one page of a list.
 pub const PAGE_ROWS: i64 = 100;
 /// Longest `?wait=` in seconds.

@@ -15,6 +15,7 @@ mod outputs;
 mod print;
 mod run;
 mod runs;
+mod save;
 mod search;
 mod session;
 mod status;
@@ -89,7 +90,7 @@ pub enum ClientCommand {
     Agents(agent::AgentsCommand),
     /// List sessions, or show one.
     Sessions(session::SessionsArgs),
-    /// Upload files for runs.
+    /// Upload files for runs, and fetch them.
     #[command(subcommand)]
     Files(file::FilesCommand),
     /// Create, list and revoke tokens.

@@ -19,7 +19,7 @@ use towpath_schemas::{
     body::{Found, Page},
     frame::{Frame, FrameKind, GapRecord},
     id::RunId,
-    limit::{FOUND_LINES, SEARCH_BYTES},
+    limit::{FOUND_LINES, SEARCH_BYTES, SEARCHED_BYTES},
 };
 use towpath_tenant::Scope;
 use towpath_transcript::{
@@ -146,7 +146,7 @@ struct Searched {
     after: Option<String>,
 }
 
-/// Lines of the transcript that hold `?q=`, oldest first; `?ignore_case=true`. `cursor` goes on, as `?after=`.
+/// Lines of the transcript that hold `?q=`, oldest first; `?ignore_case=true`. `cursor` goes on, as `?after=`: after 100 lines, or 64 MiB that were looked at, found or not.
 #[utoipa::path(get, path = "/v1/runs/{id}/search", responses((status = 200, body = Page<Found>), (status = 400, body = Problem), (status = 404, body = Problem)))]
 async fn search(
     State(api): State<Api>,
@@ -165,12 +165,20 @@ async fn search(
     let mut pieces = reader::read(&api.chassis, caller.tenant, run, after);
     let mut search = Search::new(&query.q, query.ignore_case);
     let mut items = Vec::new();
+    let mut searched = 0;
     while let Some(piece) = pieces.recv().await {
         let Piece::Frames(frames) = piece? else { continue };
         for frame in frames {
+            let enough = items.len() >= FOUND_LINES || searched >= SEARCHED_BYTES;
+            // A recorded screen shows all of a terminal that was not found yet: the next search begins with it.
+            if enough && frame.kind == FrameKind::Screen && frame.seq > 1 {
+                return Ok(Json(Page { items, cursor: Some(format!("{}.{}", frame.epoch, frame.seq - 1)) }));
+            }
             items.extend(search.frame(&frame));
+            searched += frame.payload.len();
+            let enough = items.len() >= FOUND_LINES || searched >= SEARCHED_BYTES;
             // Not in the middle of a line, unless no line ever ends.
-            if items.len() >= FOUND_LINES && (search.may_pause() || items.len() >= 10 * FOUND_LINES) {
+            if enough && (search.may_pause() || items.len() >= 10 * FOUND_LINES || searched >= 2 * SEARCHED_BYTES) {
                 return Ok(Json(Page { items, cursor: Some(format!("{}.{}", frame.epoch, frame.seq)) }));
             }
         }

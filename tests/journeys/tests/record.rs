@@ -178,3 +178,18 @@ async fn an_ended_run_is_removed_with_all_that_was_kept_of_it() -> Result<()> {
     world.call(reqwest::Method::POST, &format!("/v1/runs/{next}/cancel"), Some(&json!({}))).await?;
     world.finish().await
 }
+
+#[tokio::test]
+async fn a_search_that_finds_nothing_for_long_answers_where_to_go_on() -> Result<()> {
+    let world = World::start().await?;
+    let print = "import sys\nfor n in range(70): sys.stdout.write(('y' * 1023 + '\\n') * 1024)\nprint('needle')";
+    world.agent("hay", &["/usr/bin/python3", "-c", print], json!({})).await?;
+    let run = world.run("hay", &json!("x")).await?;
+    world.ended(&run).await?;
+    let first = world.get(&format!("/v1/runs/{run}/search?q=needle")).await?;
+    let cursor = first["cursor"].as_str().context("no cursor after 64 MiB")?;
+    ensure!(first["items"] == json!([]), "{first}");
+    let second = world.get(&format!("/v1/runs/{run}/search?q=needle&after={cursor}")).await?;
+    ensure!(second["items"][0]["text"] == "needle" && second["cursor"].is_null(), "{second}");
+    world.finish().await
+}

@@ -1,4 +1,4 @@
-//! `towpath files`: input files, uploaded as a stream.
+//! `towpath files`: input files, sent and fetched as streams.
 
 use std::{
     io::SeekFrom,
@@ -20,6 +20,7 @@ use super::{
     api::Api,
     failure::Failure,
     print::{Printer, read},
+    save::save,
 };
 
 #[derive(Subcommand)]
@@ -34,6 +35,13 @@ pub enum FilesCommand {
         /// Go on with this upload of the one file.
         #[arg(long, value_name = "UPLOAD")]
         resume: Option<String>,
+    },
+    /// Fetch a file that was uploaded.
+    Get {
+        file: String,
+        /// Where to put it; otherwise to stdout.
+        #[arg(short, long, value_name = "PATH")]
+        output: Option<PathBuf>,
     },
 }
 
@@ -50,7 +58,13 @@ const AGAIN: [Duration; 6] = [
 ];
 
 pub async fn files(api: &Api, printer: &Printer, command: FilesCommand) -> Result<(), Failure> {
-    let FilesCommand::Upload { files, resume } = command;
+    match command {
+        FilesCommand::Upload { files, resume } => send(api, printer, files, resume).await,
+        FilesCommand::Get { file, output } => save(printer, api.stream(&["v1", "files", &file], &[], None).await?, output.as_deref()).await,
+    }
+}
+
+async fn send(api: &Api, printer: &Printer, files: Vec<PathBuf>, resume: Option<String>) -> Result<(), Failure> {
     if resume.is_some() && files.len() != 1 {
         return Err(Failure::Use("--resume goes on with one file: name that one".to_owned()));
     }

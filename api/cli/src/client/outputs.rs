@@ -3,11 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use futures::TryStreamExt;
 use serde::Deserialize;
-use tokio::{fs::File, io::AsyncWriteExt};
 
-use super::{api::Api, failure::Failure, print::Printer};
+use super::{api::Api, failure::Failure, print::Printer, save::save};
 
 #[derive(Args)]
 #[command(after_help = "Examples:\n  towpath outputs run_0193…\n  towpath outputs run_0193… report.json -o report.json")]
@@ -42,20 +40,5 @@ pub async fn outputs(api: &Api, printer: &Printer, args: OutputsArgs) -> Result<
 
 async fn fetch(api: &Api, printer: &Printer, run: &str, name: &str, output: Option<PathBuf>) -> Result<(), Failure> {
     let path: Vec<&str> = ["v1", "runs", run, "outputs"].into_iter().chain(name.split('/')).collect();
-    let mut pieces = api.stream(&path, &[], None).await?.bytes_stream();
-    let fails = |error: std::io::Error| Failure::local(output.as_ref().map(|path| path.display().to_string()).unwrap_or_default(), &error);
-    let mut file = match &output {
-        Some(path) => Some(File::create(path).await.map_err(fails)?),
-        None => None,
-    };
-    while let Some(piece) = pieces.try_next().await.map_err(|error| Failure::Unreachable(format!("the file breaks off: {error}")))? {
-        match &mut file {
-            Some(file) => file.write_all(&piece).await.map_err(fails)?,
-            None => printer.bytes(&piece),
-        }
-    }
-    if let Some(mut file) = file {
-        file.flush().await.map_err(fails)?;
-    }
-    Ok(())
+    save(printer, api.stream(&path, &[], None).await?, output.as_deref()).await
 }

@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use towpath_schemas::body::{Page, RunState};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::{failure::Failure, terminal::Filter};
 
@@ -101,20 +102,62 @@ impl Printer {
         paint(self.colors_out, state_color(state), state.word())
     }
 
-    /// Rows under a head, in columns; colours do not count.
+    /// Rows under a head, in columns that fit the terminal; colours do not count.
     pub fn table(&self, head: &[&str], rows: Vec<Vec<String>>) -> String {
-        let mut all = vec![head.iter().map(|title| title.to_uppercase()).collect::<Vec<_>>()];
-        all.extend(rows);
-        let width = |column: usize| all.iter().filter_map(|row| row.get(column)).map(|cell| visible(cell)).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..head.len()).map(width).collect();
-        let mut text = String::new();
-        for row in &all {
-            let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell}{}", " ".repeat(width - visible(cell))));
-            text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
-            text.push('\n');
-        }
-        text
+        let room = rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| usize::from(size.ws_col)).filter(|room| *room > 0);
+        table(head, rows, room)
     }
+}
+
+/// Least width that a column is cut to.
+const CUT_TO: usize = 8;
+
+/// Columns beside one another, in `room` characters if there is a limit. Ids and coloured words stay whole: the one to be copied, the other short.
+fn table(head: &[&str], rows: Vec<Vec<String>>, room: Option<usize>) -> String {
+    let mut all = vec![head.iter().map(|title| title.to_uppercase()).collect::<Vec<_>>()];
+    all.extend(rows);
+    let column = |number: usize| all.iter().filter_map(move |row| row.get(number));
+    let mut widths: Vec<usize> = (0..head.len()).map(|number| column(number).map(|cell| visible(cell)).max().unwrap_or(0)).collect();
+    let may_be_cut: Vec<bool> = (0..head.len()).map(|number| column(number).all(|cell| !is_id(cell) && !cell.contains('\x1b'))).collect();
+    let between = 2 * head.len().saturating_sub(1);
+    while room.is_some_and(|room| widths.iter().sum::<usize>() + between > room) {
+        let widest = (0..head.len()).filter(|number| may_be_cut[*number] && widths[*number] > CUT_TO).max_by_key(|number| widths[*number]);
+        let Some(widest) = widest else { break };
+        widths[widest] -= 1;
+    }
+    let mut text = String::new();
+    for row in &all {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| {
+            let cell = cut(cell, *width);
+            let blank = width.saturating_sub(visible(&cell));
+            format!("{cell}{}", " ".repeat(blank))
+        });
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn is_id(cell: &str) -> bool {
+    cell.split_once('_')
+        .is_some_and(|(prefix, digits)| prefix.len() == 3 && digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+/// The cell, or as much of it as fits before an ellipsis.
+fn cut(cell: &str, width: usize) -> String {
+    if visible(cell) <= width {
+        return cell.to_owned();
+    }
+    let mut kept = String::new();
+    let mut used = 0;
+    for character in cell.chars() {
+        used += character.width().unwrap_or(0);
+        if used + 1 > width {
+            break;
+        }
+        kept.push(character);
+    }
+    kept + "…"
 }
 
 /// An answer's value as one of our bodies.
@@ -142,7 +185,35 @@ fn paint(colors: bool, code: &str, text: &str) -> String {
     if colors { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
 }
 
-/// Characters that take room.
+/// The room that a cell takes on a terminal.
 fn visible(cell: &str) -> usize {
-    Filter::new(false).pass(cell.as_bytes()).chars().count()
+    Filter::new(false).pass(cell.as_bytes()).width()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_fit_the_terminal_and_ids_stay_whole() {
+        let id = format!("run_{}", "0".repeat(32));
+        let rows = vec![
+            vec![id.clone(), "\x1b[32msucceeded\x1b[0m".to_owned(), "http://127.0.0.1:38137/a/very/long/path".to_owned()],
+            vec![id.clone(), "failed".to_owned(), "漢字漢字漢字漢字漢字漢字".to_owned()],
+        ];
+        let head = ["run", "state", "target"];
+        let whole = table(&head, rows.clone(), None);
+        assert!(whole.contains("/a/very/long/path") && whole.contains("漢字漢字漢字漢字漢字漢字"), "{whole}");
+        let fitted = table(&head, rows.clone(), Some(64));
+        assert!(fitted.lines().all(|line| visible(line) <= 64), "{fitted}");
+        assert!(
+            fitted.matches(&id).count() == 2
+                && fitted.contains("succeeded")
+                && fitted.contains("http://127.0.0…")
+                && fitted.contains("漢字漢字漢字漢…"),
+            "{fitted}"
+        );
+        // Too narrow for the id: what there is stays readable.
+        assert!(table(&head, rows, Some(10)).contains(&id));
+    }
 }

@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use futures::TryStreamExt;
 use reqwest::Response;
-use tokio::{fs::File, io::AsyncWriteExt};
 
-use super::{api::Api, failure::Failure, print::Printer};
+use super::{api::Api, failure::Failure, print::Printer, save::save};
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -57,27 +56,14 @@ pub async fn transcript(api: &Api, printer: &Printer, args: TranscriptArgs) -> R
     query.extend(parts.into_iter().filter_map(|(name, value)| Some((name, value?))));
     let response = api.stream(&["v1", "runs", &args.run, "transcript"], &query, None).await?;
     tell_missing(printer, &response);
-    let mut pieces = response.bytes_stream();
-    let mut next = async || pieces.try_next().await.map_err(|error| Failure::Unreachable(format!("the transcript breaks off: {error}")));
-    let Some(path) = args.output else {
-        // Control sequences of a sandbox are for a person's terminal only when they were asked for.
-        let mut filter = printer.filter();
-        while let Some(piece) = next().await? {
-            if args.format == "text" { printer.out(&filter.pass(&piece)) } else { printer.bytes(&piece) }
-        }
-        return Ok(());
-    };
-    let mut unfinished = path.clone().into_os_string();
-    unfinished.push(".part");
-    let unfinished = PathBuf::from(unfinished);
-    let mut file = File::create(&unfinished).await.map_err(|error| Failure::local(unfinished.display(), &error))?;
-    let mut bytes = 0;
-    while let Some(piece) = next().await? {
-        file.write_all(&piece).await.map_err(|error| Failure::local(unfinished.display(), &error))?;
-        bytes += piece.len();
+    if args.output.is_some() || args.format != "text" {
+        return save(printer, response, args.output.as_deref()).await;
     }
-    file.sync_all().await.map_err(|error| Failure::local(unfinished.display(), &error))?;
-    tokio::fs::rename(&unfinished, &path).await.map_err(|error| Failure::local(path.display(), &error))?;
-    printer.note(&format!("{bytes} bytes in {}", path.display()));
+    // Control sequences of a sandbox are for a person's terminal only when they were asked for.
+    let mut filter = printer.filter();
+    let mut pieces = response.bytes_stream();
+    while let Some(piece) = pieces.try_next().await.map_err(|error| Failure::Unreachable(format!("the transcript breaks off: {error}")))? {
+        printer.out(&filter.pass(&piece));
+    }
     Ok(())
 }
