@@ -5,7 +5,7 @@ use std::{collections::HashMap, fmt, net::SocketAddr, path::PathBuf, time::Durat
 use ipnet::IpNet;
 use url::Url;
 
-use crate::{Error, Result};
+use crate::{Error, Result, clock};
 
 /// A value that is never printed.
 #[derive(Clone)]
@@ -105,6 +105,14 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// The waits that `TOWPATH_TIME_SCALE` shortens. Those of a record and of the supervisor that guards it stay.
+    fn scaled(mut self) -> Self {
+        for wait in [&mut self.handler, &mut self.ack_wait, &mut self.settle_wanted] {
+            *wait = clock::scaled(*wait);
+        }
+        self
+    }
+
     /// The relations that keep one message from being worked on twice.
     pub fn check(&self) -> Result<()> {
         let rules = [
@@ -132,7 +140,12 @@ impl Config {
 
     pub fn from_map(env: &HashMap<String, String>) -> Result<Self> {
         let read = Reader(env);
-        let defaults = Limits::default();
+        let scale: f64 = read.parse("TOWPATH_TIME_SCALE", 1.0)?;
+        if !(0.01..=1.0).contains(&scale) {
+            return Err(Error::Config(format!("TOWPATH_TIME_SCALE: {scale} is not from 0.01 to 1")));
+        }
+        clock::set_scale(scale);
+        let defaults = Limits::default().scaled();
         let config = Self {
             database_url: Hidden(read.need("TOWPATH_DATABASE_URL")?),
             database_connections: read.parse("TOWPATH_DATABASE_CONNECTIONS", 16)?,

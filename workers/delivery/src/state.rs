@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use towpath_chassis::clock;
+
 /// Waits after the first, second, … failed attempt (Standard Webhooks, "Retries": 5 s to 24 h, 75 h 35 min 5 s in all).
 pub const WAITS: [Duration; 9] = [
     Duration::from_secs(5),
@@ -52,8 +54,8 @@ pub fn next(attempts: i32, answer: &Answer) -> Next {
         Answer::NotSent(_) => (false, None),
         Answer::NoAnswer(_) => (true, None),
     };
-    match usize::try_from(attempts - 1).ok().and_then(|done| WAITS.get(done)) {
-        Some(wait) => Next::Again { after: asked.map_or(*wait, |asked| asked.min(RETRY_AFTER_MAX).max(*wait)), unknown },
+    match usize::try_from(attempts - 1).ok().and_then(|done| WAITS.get(done)).map(|wait| clock::scaled(*wait)) {
+        Some(wait) => Next::Again { after: asked.map_or(wait, |asked| asked.min(RETRY_AFTER_MAX).max(wait)), unknown },
         None => Next::Dead,
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use towpath_chassis::{
-    Chassis, Result, Work,
+    Chassis, Result, Work, clock,
     sweep::Sweep,
     timer::{Timers, boxed},
 };
@@ -33,7 +33,7 @@ pub fn sweeps() -> Vec<Sweep> {
 }
 
 async fn missed(chassis: Chassis) -> Result<u64> {
-    let overdue = table::overdue(&chassis.db, MISSED).await?;
+    let overdue = table::overdue(&chassis.db, clock::scaled(MISSED)).await?;
     let found = overdue.len() as u64;
     if found > 0 {
         let mut work = chassis.begin().await?;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use sqlx::PgPool;
-use towpath_chassis::{Chassis, Error, Result, Work};
+use towpath_chassis::{Chassis, Error, Result, Work, clock};
 use towpath_schemas::{
     ErrorCode,
     body::Delivery,
@@ -16,7 +17,7 @@ use uuid::Uuid;
 use crate::state::Next;
 
 /// A sender that has not recorded its answer by then is taken for dead, and the delivery is sent again under the same id.
-const CLAIM_S: f64 = 60.0;
+const CLAIM: Duration = Duration::from_secs(60);
 
 /// One result owed to one target.
 #[derive(Debug, Clone)]
@@ -43,6 +44,8 @@ pub struct Due {
     pub attempts: i32,
     pub claim: i64,
     pub traceparent: Option<String>,
+    /// When it was claimed, by the database's clock: what its signature is dated with.
+    pub claimed_at: DateTime<Utc>,
 }
 
 /// Owes results, with the transaction that settles their runs.
@@ -75,9 +78,9 @@ pub(crate) async fn claim(work: &mut Work, ids: &[DeliveryId]) -> Result<Vec<Due
     let rows = sqlx::query!(
         r#"update delivery set state = 'sending', attempts = attempts + 1, claim = claim + 1, next_attempt_at = now() + make_interval(secs => $2)
            where id in (select id from delivery where id = any($1) and next_attempt_at <= now() order by id for update skip locked)
-           returning id, run_id, n, target, secret, body as "body!", attempts, claim, traceparent"#,
+           returning id, run_id, n, target, secret, body as "body!", attempts, claim, traceparent, now() as "claimed_at!""#,
         &ids,
-        CLAIM_S
+        clock::scaled(CLAIM).as_secs_f64()
     )
     .fetch_all(work.db())
     .await?;
@@ -93,6 +96,7 @@ pub(crate) async fn claim(work: &mut Work, ids: &[DeliveryId]) -> Result<Vec<Due
             attempts: row.attempts,
             claim: row.claim,
             traceparent: row.traceparent,
+            claimed_at: row.claimed_at,
         })
         .collect())
 }

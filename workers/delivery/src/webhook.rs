@@ -67,8 +67,8 @@ fn client(chassis: &Chassis) -> Result<&'static Client> {
         .dns_resolver(std::sync::Arc::new(Resolver { allow: chassis.config.webhook_allow.clone() }))
         .redirect(reqwest::redirect::Policy::none())
         .no_proxy()
-        .connect_timeout(CONNECT)
-        .timeout(ATTEMPT)
+        .connect_timeout(clock::scaled(CONNECT))
+        .timeout(clock::scaled(ATTEMPT))
         .user_agent("towpath")
         .build()
         .map_err(|error| Error::broken(format!("HTTP client: {error}")))?;
@@ -82,7 +82,7 @@ pub async fn attempt(chassis: &Chassis, due: &Due) -> Result<Answer> {
         return Ok(Answer::Refused(why));
     }
     let body = due.body.to_string();
-    let timestamp = clock::wall().timestamp();
+    let timestamp = due.claimed_at.timestamp();
     let id = due.id.to_string();
     let mut request = client(chassis)?
         .post(url)
@@ -104,7 +104,7 @@ pub async fn attempt(chassis: &Chassis, due: &Due) -> Result<Answer> {
     }
     kill::point("send").await;
     let answer = match request.body(body).send().await {
-        Ok(response) => Answer::Status { status: response.status().as_u16(), retry_after: retry_after(response.headers()) },
+        Ok(response) => Answer::Status { status: response.status().as_u16(), retry_after: retry_after(response.headers(), due.claimed_at) },
         Err(error) => failure(&error),
     };
     kill::point("sent").await;
@@ -116,13 +116,13 @@ pub fn secret_place(run: towpath_schemas::id::RunId, n: i32) -> String {
     format!("run_target {run} {n}")
 }
 
-fn retry_after(headers: &header::HeaderMap) -> Option<Duration> {
+fn retry_after(headers: &header::HeaderMap, now: chrono::DateTime<chrono::Utc>) -> Option<Duration> {
     let text = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = text.parse::<u64>() {
         return Some(Duration::from_secs(seconds));
     }
     let at = chrono::DateTime::parse_from_rfc2822(text).ok()?;
-    (at.to_utc() - clock::wall()).to_std().ok()
+    (at.to_utc() - now).to_std().ok()
 }
 
 /// Told apart by whether the request can have left this machine.

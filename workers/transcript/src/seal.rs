@@ -7,7 +7,7 @@ use std::{
 
 use async_nats::Subscriber;
 use futures::StreamExt;
-use towpath_chassis::{Chassis, Error, Result, lease};
+use towpath_chassis::{Chassis, Error, Result, clock, lease};
 use towpath_schemas::{
     event,
     frame::{EndRecord, Frame, FrameKind, GapRecord},
@@ -28,9 +28,14 @@ const SILENCE: Duration = Duration::from_secs(2);
 const AGE: Duration = Duration::from_secs(30);
 /// How often the lease is renewed and Postgres looked at.
 const LOOK: Duration = Duration::from_secs(3);
-pub const LEASE: Duration = Duration::from_secs(10);
+const LEASE: Duration = Duration::from_secs(10);
 /// The least time between two complaints about the same hole.
 const COMPLAIN: Duration = Duration::from_secs(1);
+
+/// How long an epoch is one sealer's.
+pub fn lease_time() -> Duration {
+    clock::scaled(LEASE)
+}
 
 /// Why a sealer stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +127,7 @@ async fn sealing(chassis: &Chassis, sealer: &mut Sealer) -> Result<Stopped> {
         return Ok(Stopped::Closed);
     }
     loop {
-        if renewed_at.elapsed() >= LOOK {
+        if renewed_at.elapsed() >= clock::scaled(LOOK) {
             if !sealer.renew().await? {
                 return Ok(Stopped::NotOurs);
             }
@@ -139,7 +144,7 @@ async fn sealing(chassis: &Chassis, sealer: &mut Sealer) -> Result<Stopped> {
         if due.is_some_and(|due| due <= Instant::now()) && sealer.seal().await? == Sealed::Closed {
             return Ok(Stopped::Closed);
         }
-        let wake = sealer.due().unwrap_or(looked_at + LOOK).min(looked_at + LOOK);
+        let wake = sealer.due().unwrap_or(looked_at + clock::scaled(LOOK)).min(looked_at + clock::scaled(LOOK));
         look = tokio::select! {
             () = stop.cancelled() => {
                 sealer.seal().await?;
@@ -150,7 +155,7 @@ async fn sealing(chassis: &Chassis, sealer: &mut Sealer) -> Result<Stopped> {
                 Refilled::Tip | Refilled::BrokenOff => false,
             },
             event = events.next() => event.is_some_and(|message| calls_for_a_look(&message.payload)),
-            () = tokio::time::sleep_until(wake.into()) => looked_at.elapsed() >= LOOK,
+            () = tokio::time::sleep_until(wake.into()) => looked_at.elapsed() >= clock::scaled(LOOK),
         };
     }
 }
@@ -251,7 +256,7 @@ impl Sealer {
     /// Statements of a sealer's own end within its lease: a connection that went away without a word must not keep it.
     async fn within<T>(&self, statement: impl Future<Output = Result<T>>) -> Result<T> {
         let late = || Error::Database(sqlx::Error::PoolTimedOut);
-        tokio::time::timeout(LEASE, statement).await.unwrap_or_else(|_| Err(late()))
+        tokio::time::timeout(lease_time(), statement).await.unwrap_or_else(|_| Err(late()))
     }
 
     async fn record(&self) -> Result<Option<Record>> {
@@ -261,7 +266,7 @@ impl Sealer {
     /// False when the lease is somebody else's.
     async fn renew(&mut self) -> Result<bool> {
         self.given_back = false;
-        self.within(lease::take(&self.chassis.db, &table::lease_name(self.of), self.owner, LEASE)).await
+        self.within(lease::take(&self.chassis.db, &table::lease_name(self.of), self.owner, lease_time())).await
     }
 
     /// Tells the gateway that frames are missing; it asks the supervisor for them.

@@ -45,7 +45,7 @@ impl Sealers {
         let mut begun = Vec::new();
         let outcomes = batch.into_iter().map(|command| self.enter(command, &mut begun)).collect();
         let names: Vec<String> = begun.iter().map(|attended| table::lease_name(attended.of)).collect();
-        let ours = lease::take_all(&chassis.db, &names, self.owner, seal::LEASE).await?;
+        let ours = lease::take_all(&chassis.db, &names, self.owner, seal::lease_time()).await?;
         for attended in begun.into_iter().filter(|attended| ours.contains(&table::lease_name(attended.of))) {
             let (sealers, chassis) = (self.clone(), chassis.clone());
             chassis.tasks.clone().spawn(async move { sealers.attend_to(&chassis, attended).await });
@@ -86,7 +86,7 @@ impl Sealers {
                 }
             }
             while !chassis.tasks.is_stopping() {
-                match lease::take(&chassis.db, &table::lease_name(of), self.owner, seal::LEASE).await {
+                match lease::take(&chassis.db, &table::lease_name(of), self.owner, seal::lease_time()).await {
                     Ok(true) => break,
                     Ok(false) => return,
                     Err(error) => tracing::debug!(error = error.chain(), "the lease is asked for again"),

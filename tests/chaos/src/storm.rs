@@ -1,0 +1,220 @@
+//! The storm: faults drawn from a seed, one after the other and now and then two at once, and how soon runs settle again after each.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use sqlx::{Connection, PgConnection};
+use stage::Mode;
+use tokio::time::{Instant, sleep};
+use towpath_journeys::supervisors;
+
+use crate::ground::{Ground, ROLES, Role};
+
+macro_rules! faults {
+    ($($(#[$doc:meta])* $fault:ident = $name:literal,)*) => {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Fault { $($(#[$doc])* $fault),* }
+
+        impl Fault {
+            pub const ALL: &'static [Fault] = &[$(Fault::$fault),*];
+
+            pub fn name(self) -> &'static str {
+                match self { $(Fault::$fault => $name),* }
+            }
+        }
+    };
+}
+
+faults! {
+    KillApi = "API killed",
+    KillWorker = "worker killed",
+    KillSupervisor = "supervisor killed",
+    StopApi = "API stopped for longer than a lease",
+    StopWorker = "worker stopped for longer than a lease",
+    KillPostgres = "Postgres killed",
+    ReadOnlyPostgres = "Postgres read-only",
+    CutPostgres = "connections to Postgres cut",
+    CutBeforeCommit = "connection cut before a COMMIT",
+    CutAfterCommit = "connection cut between a COMMIT and its answer",
+    SlowPostgres = "Postgres slow",
+    KillNats = "NATS killed",
+    EmptyNats = "NATS emptied",
+    SilentNats = "NATS silent",
+    KillS3 = "S3 killed",
+    SilentS3 = "S3 silent",
+    CutS3 = "connections to S3 cut",
+    SlowS3 = "S3 slow",
+    CutGateway = "gateway connections cut",
+    SilentGateway = "gateway silent",
+    SlowGateway = "gateway slow",
+}
+
+/// What one kind of fault did.
+#[derive(Debug, Clone, Default)]
+pub struct Told {
+    pub times: usize,
+    /// The longest time from the end of one until a run settled.
+    pub slowest: Duration,
+}
+
+#[derive(Debug, Default)]
+pub struct Weather {
+    pub faults: BTreeMap<Fault, Told>,
+    /// Runs whose supervisor was killed.
+    pub hit: HashSet<String>,
+}
+
+/// How long a run may take to settle after a fault, before the storm goes on without it.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Rages until `until`.
+pub async fn rage(ground: &Ground, rng: &mut fastrand::Rng, until: Instant) -> Result<Weather> {
+    let mut weather = Weather::default();
+    while Instant::now() < until {
+        sleep(Duration::from_millis(rng.u64(200..1200))).await;
+        let fault = *rng.choice(Fault::ALL).context("no fault")?;
+        strike(ground, rng, fault, &mut weather).await.with_context(|| fault.name())?;
+        let told = weather.faults.entry(fault).or_default();
+        told.times += 1;
+        // Some strike while the last one is not overcome yet.
+        if rng.u32(0..4) > 0 {
+            let before = Instant::now();
+            if settles(ground).await {
+                told.slowest = told.slowest.max(before.elapsed());
+            } else {
+                told.slowest = PATIENCE;
+            }
+        }
+    }
+    Ok(weather)
+}
+
+/// Waits until one more run has settled, or none is open; false when it takes too long.
+async fn settles(ground: &Ground) -> bool {
+    let count = async || -> Option<(i64, i64)> {
+        sqlx::query_as("select count(*) filter (where ended_at is not null), count(*) filter (where ended_at is null) from run")
+            .fetch_one(&ground.world.db)
+            .await
+            .ok()
+    };
+    let started = Instant::now();
+    let mut before = None;
+    while started.elapsed() < PATIENCE {
+        if let Some((ended, open)) = count().await {
+            let first = *before.get_or_insert(ended);
+            if ended > first || open == 0 {
+                return true;
+            }
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    false
+}
+
+fn role<'a>(rng: &mut fastrand::Rng, listens: bool) -> &'a Role {
+    let roles: Vec<&Role> = ROLES.iter().filter(|role| role.listens == listens).collect();
+    roles[rng.usize(0..roles.len())]
+}
+
+async fn strike(ground: &Ground, rng: &mut fastrand::Rng, fault: Fault, weather: &mut Weather) -> Result<()> {
+    let moment = |rng: &mut fastrand::Rng| Duration::from_millis(rng.u64(200..1500));
+    match fault {
+        Fault::KillApi | Fault::KillWorker => {
+            let role = role(rng, fault == Fault::KillApi);
+            ground.world.kill(role.name)?;
+            sleep(moment(rng)).await;
+            ground.spawn(role)
+        }
+        Fault::StopApi | Fault::StopWorker => {
+            let role = role(rng, fault == Fault::StopApi);
+            let pid = Pid::from_raw(i32::try_from(ground.world.process(role.name, |process| Ok(process.pid()))?)?).context("pid")?;
+            kill_process(pid, Signal::STOP)?;
+            sleep(Duration::from_millis(2_500) + moment(rng)).await;
+            Ok(kill_process(pid, Signal::CONT)?)
+        }
+        Fault::KillSupervisor => {
+            let alive = supervisors(&ground.world.state);
+            let Some(pid) = rng.choice(&alive) else { return Ok(()) };
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).into_owned();
+            // All of its runs' processes have the run's id in their command line.
+            if let Some(at) = line.find("run_") {
+                weather.hit.insert(line[at..].chars().take(36).collect());
+            }
+            // It may have left at this very moment.
+            let _ = kill_process(Pid::from_raw(*pid).context("pid")?, Signal::KILL);
+            Ok(())
+        }
+        Fault::KillPostgres => {
+            ground.servers.postgres.kill9()?;
+            sleep(moment(rng)).await;
+            ground.servers.postgres.start().await
+        }
+        Fault::ReadOnlyPostgres => {
+            read_only(ground, true).await?;
+            sleep(moment(rng)).await;
+            read_only(ground, false).await
+        }
+        Fault::CutPostgres => {
+            ground.database.cut().await;
+            Ok(())
+        }
+        Fault::CutBeforeCommit => {
+            ground.database.cut_before_commit(rng.u64(1..20));
+            Ok(())
+        }
+        Fault::CutAfterCommit => {
+            ground.database.cut_after_commit(rng.u64(1..20));
+            Ok(())
+        }
+        Fault::SlowPostgres => through(&ground.database, Mode::Delay(Duration::from_millis(rng.u64(20..200))), moment(rng)).await,
+        Fault::KillNats | Fault::EmptyNats => {
+            ground.servers.nats.kill9()?;
+            if fault == Fault::EmptyNats {
+                ground.servers.nats.wipe()?;
+            }
+            sleep(moment(rng)).await;
+            ground.servers.nats.start().await
+        }
+        Fault::SilentNats => through(&ground.nats, Mode::BlackHole, moment(rng)).await,
+        Fault::KillS3 => {
+            ground.servers.s3.kill9()?;
+            sleep(moment(rng)).await;
+            ground.servers.s3.start().await
+        }
+        Fault::SilentS3 => through(&ground.s3, Mode::BlackHole, moment(rng)).await,
+        Fault::CutS3 => {
+            ground.s3.cut().await;
+            Ok(())
+        }
+        Fault::SlowS3 => through(&ground.s3, Mode::Throttle { bytes_per_s: 100_000 }, moment(rng)).await,
+        Fault::CutGateway => {
+            ground.gateways[rng.usize(0..2)].cut().await;
+            Ok(())
+        }
+        Fault::SilentGateway => through(&ground.gateways[rng.usize(0..2)], Mode::BlackHole, moment(rng) * 2).await,
+        Fault::SlowGateway => through(&ground.gateways[rng.usize(0..2)], Mode::Throttle { bytes_per_s: 50_000 }, moment(rng) * 2).await,
+    }
+}
+
+async fn through(proxy: &stage::Proxy, mode: Mode, time: Duration) -> Result<()> {
+    proxy.set(mode).await;
+    sleep(time).await;
+    proxy.set(Mode::Pass).await;
+    Ok(())
+}
+
+/// As after a fail-over: sessions that exist can write no more (field case F1).
+async fn read_only(ground: &Ground, on: bool) -> Result<()> {
+    let mut connection = PgConnection::connect(&ground.admin_url).await?;
+    let setting =
+        if on { "alter system set default_transaction_read_only = on" } else { "alter system reset default_transaction_read_only" };
+    sqlx::raw_sql("set default_transaction_read_only = off").execute(&mut connection).await?;
+    sqlx::raw_sql(setting).execute(&mut connection).await?;
+    sqlx::raw_sql("select pg_reload_conf()").execute(&mut connection).await?;
+    Ok(())
+}
