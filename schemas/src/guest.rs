@@ -256,6 +256,9 @@ pub enum ToGuest {
         request: u64,
         code: String,
         detail: String,
+        /// It may be had a while later: a server that it comes from does not answer.
+        #[serde(default)]
+        again: bool,
     },
     OutputStored {
         upload: u64,

@@ -127,7 +127,7 @@ pub(super) async fn read(
         }
         Err(error) => {
             let problem = error.problem();
-            Err(ToGuest::FileRefused { request, code: problem.code, detail: problem.detail })
+            Err(ToGuest::FileRefused { request, code: problem.code, detail: problem.detail, again: error.is_passing() })
         }
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::{
     sync::{Notify, oneshot},
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 use towpath_schemas::{
     frame::FrameKind,
@@ -32,6 +32,8 @@ const STEPS: usize = 64;
 /// How long a question waits for its answer, and how often it is asked of a gateway that is there.
 const ANSWER: Duration = Duration::from_secs(30);
 const QUESTIONS: u32 = 10;
+/// Wait before a file is asked for again that could not be had.
+const NOT_YET: Duration = Duration::from_millis(500);
 
 /// What viewers said and nobody has taken yet, and answers that wait to be sent.
 const VIEWERS_SAID: usize = 1024;
@@ -69,7 +71,14 @@ struct Read {
     offset: u64,
     length: u32,
     sent_on: u64,
-    reply: oneshot::Sender<Result<Vec<u8>, String>>,
+    reply: oneshot::Sender<Result<Vec<u8>, NotRead>>,
+}
+
+/// Why a piece of a file did not come.
+enum NotRead {
+    /// It may come when it is asked for again.
+    Yet(String),
+    Ever(String),
 }
 
 /// One message to send.
@@ -195,9 +204,20 @@ impl Desk {
         self.wait(|desk| desk.inner.borrow().ledger.has_waiting().then_some(())).await;
     }
 
-    /// Asks for a piece of an input file, over as many connections as it takes. A gateway that is there and does not answer is asked again,
-    /// and not for ever.
+    /// Asks for a piece of an input file, over as many connections as it takes. A server behind the gateway that does not answer is waited for, and not for ever.
     pub async fn read_file(&self, file: FileId, offset: u64, length: u32) -> Result<Vec<u8>, String> {
+        let asked_at = Instant::now();
+        loop {
+            match self.read_once(file, offset, length).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(NotRead::Yet(_)) if asked_at.elapsed() < ANSWER * QUESTIONS => sleep(NOT_YET).await,
+                Err(NotRead::Yet(why) | NotRead::Ever(why)) => return Err(why),
+            }
+        }
+    }
+
+    /// A gateway that is there and says nothing is asked again, and not for ever.
+    async fn read_once(&self, file: FileId, offset: u64, length: u32) -> Result<Vec<u8>, NotRead> {
         let (reply, mut answer) = oneshot::channel();
         let number = {
             let mut inner = self.inner.borrow_mut();
@@ -210,12 +230,12 @@ impl Desk {
         while unanswered < QUESTIONS {
             self.outgoing.notify_one();
             if let Ok(told) = timeout(ANSWER, &mut answer).await {
-                return told.unwrap_or_else(|_| Err("the question was dropped".to_owned()));
+                return told.unwrap_or_else(|_| Err(NotRead::Ever("the question was dropped".to_owned())));
             }
             unanswered += self.inner.borrow_mut().ask_again(number);
         }
         self.inner.borrow_mut().reads.remove(&number);
-        Err(format!("the gateway did not answer within {} s", ANSWER.as_secs() * u64::from(QUESTIONS)))
+        Err(NotRead::Ever(format!("the gateway did not answer within {} s", ANSWER.as_secs() * u64::from(QUESTIONS))))
     }
 
     pub fn step(&self, step: &str, detail: Option<String>) {
@@ -406,7 +426,10 @@ impl Desk {
             ToGuest::Cancel { grace_s, reason } => inner.stop = inner.stop.take().or(Some(Stop { grace_s, reason })),
             ToGuest::EndedStored => inner.answered(Answer::Ended),
             ToGuest::ResultStored => inner.answered(Answer::Result),
-            ToGuest::FileRefused { request, code, detail } => inner.piece(request, Err(format!("{code}: {detail}"))),
+            ToGuest::FileRefused { request, code, detail, again } => {
+                let why = format!("{code}: {detail}");
+                inner.piece(request, Err(if again { NotRead::Yet(why) } else { NotRead::Ever(why) }));
+            }
             ToGuest::OutputStored { upload } => inner.uploads.answered(upload),
             ToGuest::OutputRefused { upload, code, detail } => {
                 crate::note!("output {upload} was refused: {code}: {detail}");
@@ -493,7 +516,7 @@ impl Inner {
         self.reports.retain(|report| report.sent_on != u64::MAX);
     }
 
-    fn piece(&mut self, request: u64, answer: Result<Vec<u8>, String>) {
+    fn piece(&mut self, request: u64, answer: Result<Vec<u8>, NotRead>) {
         if let Some(read) = self.reads.remove(&request) {
             let bounded = answer.map(|mut bytes| {
                 bytes.truncate(read.length as usize);

@@ -48,6 +48,8 @@ pub struct Heard {
     pub start_twice: bool,
     sealing: Option<Sealing>,
     silent: bool,
+    /// Questions for an input file that are put off.
+    not_yet: usize,
     pub connections: u64,
 }
 
@@ -158,6 +160,11 @@ impl Gateway {
         self.heard().silent = true;
     }
 
+    /// Puts off the first so many questions for an input file.
+    pub fn put_files_off(&self, questions: usize) {
+        self.heard().not_yet = questions;
+    }
+
     /// Waits until `found` finds something, or fails the test.
     pub fn wait<T>(&self, what: &str, mut found: impl FnMut(&mut Heard) -> Option<T>) -> T {
         let until = Instant::now() + DEADLINE;
@@ -240,8 +247,14 @@ impl Heard {
                 }
             }
             FromGuest::ReadFile { .. } if self.silent => vec![],
+            FromGuest::ReadFile { request, .. } if self.not_yet > 0 => {
+                self.not_yet -= 1;
+                vec![ToGuest::FileRefused { request, code: "unavailable".to_owned(), detail: "S3 does not answer".to_owned(), again: true }]
+            }
             FromGuest::ReadFile { request, file, offset, length } => match self.files.get(&file) {
-                None => vec![ToGuest::FileRefused { request, code: "not_found".to_owned(), detail: "no such file".to_owned() }],
+                None => {
+                    vec![ToGuest::FileRefused { request, code: "not_found".to_owned(), detail: "no such file".to_owned(), again: false }]
+                }
                 Some(bytes) => {
                     let rest = &bytes[(offset as usize).min(bytes.len())..];
                     let mut piece = vec![binary::FILE_PIECE];

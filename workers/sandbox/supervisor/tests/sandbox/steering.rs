@@ -130,3 +130,16 @@ fn long_steers_are_written_whole_and_one_after_the_other_however_slowly_they_are
     let wanted: String = ('a'..='h').map(|letter| format!("32768 True {letter}\n")).collect();
     assert_eq!(printed, wanted);
 }
+
+#[test]
+fn a_file_that_cannot_be_had_for_the_moment_is_waited_for() {
+    let mut world = World::shell("read line < $TOWPATH_STEER_FIFO; cat /workspace/files/a.txt");
+    let gateway = world.launch();
+    started(&gateway);
+    let file = gateway.add_file(b"content");
+    gateway.put_files_off(2);
+    let input = InputFile { file, name: "a.txt".to_owned(), media_type: "text/plain".to_owned(), size: 7 };
+    gateway.say(ToGuest::Steer(SteerOrder { files: vec![input], ..steer("look", 1) }));
+    done(&gateway);
+    assert_eq!(gateway.heard().printed(FrameKind::Stdout), b"content");
+}
