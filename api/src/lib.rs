@@ -59,6 +59,7 @@ fn described() -> OpenApiRouter<Api> {
         .merge(routes::sessions::routes())
         .merge(routes::deliveries::routes())
         .merge(routes::tenants::routes())
+        .merge(routes::dead::routes())
 }
 
 /// The OpenAPI description, made from the handlers.

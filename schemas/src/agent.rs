@@ -183,8 +183,12 @@ impl AgentDefinition {
         if self.spool_full == SpoolFull::Gap || self.contract == Contract::Archestra {
             return refuse("spool_full", "this release knows spool_full = \"block\" and contract = \"towpath\" only");
         }
-        if self.limits.concurrent.is_some() || self.limits.max_s.is_some() {
-            return refuse("limits", "this release enforces start_s, idle_s, grace_s and transcript_bytes only; leave the others out");
+        let tiny = |limit: Option<u32>| limit.is_some_and(|limit| limit == 0 || i32::try_from(limit).is_err());
+        if tiny(self.limits.concurrent) {
+            return refuse("limits.concurrent", "at least 1");
+        }
+        if tiny(self.limits.max_s) {
+            return refuse("limits.max_s", "at least 1 second");
         }
         if self.limits.idle_s == Some(0) {
             return refuse("limits.idle_s", "at least 1 second");
@@ -237,7 +241,8 @@ mod tests {
         for (key, change) in [
             ("sandbox.backend", r#"{"sandbox":{"backend":"container"}}"#),
             ("on_lost", r#"{"on_lost":"restart","fence_after":60}"#),
-            ("limits", r#"{"limits":{"max_s":5}}"#),
+            ("limits.max_s", r#"{"limits":{"max_s":0}}"#),
+            ("limits.concurrent", r#"{"limits":{"concurrent":0}}"#),
             ("limits.grace_s", r#"{"limits":{"grace_s":11}}"#),
             ("limits.transcript_bytes", r#"{"limits":{"transcript_bytes":1048575}}"#),
         ] {

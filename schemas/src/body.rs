@@ -38,6 +38,9 @@ pub struct NewRun {
     /// Higher goes first; 0 when absent, from -100 to 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<i16>,
+    /// When it is ended at the latest, waiting or not: a time (RFC 3339), or how long from now (`2h`, `90s`, at most `365d`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<String>,
 }
 
 /// A line of a transcript that holds what was looked for.
@@ -183,6 +186,10 @@ pub struct Run {
     pub startup: Vec<Step>,
     pub waiting_for: Option<String>,
     pub transcript: Transcript,
+    /// Runs of the tenant that go before it while it is queued, counted up to 100; left out of lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ahead: Option<i64>,
+    pub deadline: Option<DateTime<Utc>>,
     pub created_at: DateTime<Utc>,
     pub started_at: Option<DateTime<Utc>>,
     pub ended_at: Option<DateTime<Utc>>,
@@ -372,6 +379,34 @@ pub struct Tenant {
     pub id: TenantId,
     pub name: String,
     pub retention: Retention,
+    /// Runs at a time; null: as many as there is room for.
+    pub concurrent: Option<i32>,
+    pub paused: bool,
+    pub created_at: DateTime<Utc>,
+}
+
+/// Body of `PUT /v1/tenants/{id}/limits`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(ToSchema))]
+pub struct TenantLimits {
+    /// Runs at a time; null: as many as there is room for.
+    pub concurrent: Option<i32>,
+}
+
+/// A message that was laid aside.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(ToSchema))]
+pub struct Dead {
+    pub id: i64,
+    /// The consumer that could not do it.
+    pub role: String,
+    pub subject: String,
+    /// The command; left out of lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body: Option<serde_json::Value>,
+    pub reason: String,
+    pub attempts: i32,
     pub created_at: DateTime<Utc>,
 }
 

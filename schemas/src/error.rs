@@ -42,7 +42,6 @@ catalogue! {
     UnknownFile, "unknown_file", 404, false, "Upload the file first and use the id that the answer gives.";
     MethodNotAllowed, "method_not_allowed", 405, false, "See /openapi.json for what this path takes.";
     SessionBusy, "session_busy", 409, true, "Steer the live run, or wait until it has ended.";
-    AgentPaused, "agent_paused", 409, true, "Resume the agent, or wait until somebody does.";
     InProgress, "in_progress", 409, true, "A request with this Idempotency-Key is still being answered; ask again in a moment.";
     RunEnding, "run_ending", 409, false, "The run is ending; start the next one in the same session once it has ended.";
     RunEnded, "run_ended", 409, false, "The run has ended; start the next one in the same session.";

@@ -5,6 +5,7 @@ mod agent;
 mod api;
 mod attach;
 mod context;
+mod dead;
 mod doctor;
 mod failure;
 mod file;
@@ -96,6 +97,13 @@ pub enum ClientCommand {
     /// Create, list and revoke tokens.
     #[command(subcommand)]
     Tokens(access::TokensCommand),
+    /// Start nothing any more: of a tenant, or of all (agents have `towpath agents pause`). What runs goes on, what comes waits.
+    Pause(access::PauseArgs),
+    /// Let a tenant, or all, go on.
+    Resume(access::PauseArgs),
+    /// See and handle messages that were laid aside after too many failures.
+    #[command(subcommand)]
+    Dead(dead::DeadCommand),
     /// Create and list tenants.
     #[command(subcommand)]
     Tenants(access::TenantsCommand),
@@ -176,6 +184,9 @@ async fn carry_out(api: &Api, printer: &Printer, command: ClientCommand) -> Resu
         ClientCommand::Files(command) => file::files(api, printer, command).await,
         ClientCommand::Tokens(command) => access::tokens(api, printer, command).await,
         ClientCommand::Tenants(command) => access::tenants(api, printer, command).await,
+        ClientCommand::Pause(args) => access::pause(api, printer, args, true).await,
+        ClientCommand::Resume(args) => access::pause(api, printer, args, false).await,
+        ClientCommand::Dead(command) => dead::dead(api, printer, command).await,
         ClientCommand::Status => status::status(api, printer).await,
         ClientCommand::Doctor => doctor::doctor(api, printer).await,
         ClientCommand::Login(_) | ClientCommand::Use(_) | ClientCommand::Logout(_) | ClientCommand::Completion { .. } => Ok(()),

@@ -102,16 +102,16 @@ async fn versions(State(api): State<Api>, Runs(caller): Runs, Path(name): Path<S
     Ok(Json(Page { items: towpath_agent::versions(&api.chassis.db, caller.tenant, &name).await?, cursor: None }))
 }
 
-/// Takes no new runs until it is resumed.
+/// Starts none of its runs until it is resumed; they are accepted and wait.
 #[utoipa::path(post, path = "/v1/agents/{name}/pause", responses((status = 204), (status = 404, body = Problem)))]
 async fn pause(State(api): State<Api>, Admin(caller): Admin, Path(name): Path<String>) -> Answer<StatusCode> {
-    towpath_agent::pause(&api.chassis.db, caller.tenant, &name, true).await?;
+    towpath_agent::pause(&api.chassis, caller.tenant, &name, true).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Takes new runs again.
+/// Starts its runs again.
 #[utoipa::path(post, path = "/v1/agents/{name}/resume", responses((status = 204), (status = 404, body = Problem)))]
 async fn resume(State(api): State<Api>, Admin(caller): Admin, Path(name): Path<String>) -> Answer<StatusCode> {
-    towpath_agent::pause(&api.chassis.db, caller.tenant, &name, false).await?;
+    towpath_agent::pause(&api.chassis, caller.tenant, &name, false).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,6 +1,7 @@
 //! One file for each noun of the URL.
 
 pub mod agents;
+pub mod dead;
 pub mod deliveries;
 pub mod files;
 pub mod health;

@@ -2,9 +2,10 @@
 
 use axum::{Json, extract::State, http::StatusCode};
 use towpath_chassis::Error;
+use towpath_run::admission;
 use towpath_schemas::{
     ErrorCode, Problem,
-    body::{NewTenant, NewToken, Page, Retention, Tenant, Token},
+    body::{NewTenant, NewToken, Page, Retention, Tenant, TenantLimits, Token},
     id::{TenantId, TokenId},
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -22,6 +23,11 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(create_tenant, list_tenants))
         .routes(routes!(create_tenant_token))
         .routes(routes!(keep))
+        .routes(routes!(limit))
+        .routes(routes!(pause_tenant))
+        .routes(routes!(resume_tenant))
+        .routes(routes!(pause_all))
+        .routes(routes!(resume_all))
 }
 
 /// Makes a token for a principal of the caller's tenant; its secret is in this answer only.
@@ -46,7 +52,7 @@ async fn revoke_token(State(api): State<Api>, Admin(caller): Admin, Path(id): Pa
 }
 
 /// Only an admin of the first tenant, the operator's own, sees and makes others.
-async fn operator(api: &Api, tenant: TenantId) -> Answer<()> {
+pub(super) async fn operator(api: &Api, tenant: TenantId) -> Answer<()> {
     if towpath_tenant::is_operator(&api.chassis, tenant).await? {
         return Ok(());
     }
@@ -77,7 +83,7 @@ async fn create_tenant_token(
 ) -> Answer<(StatusCode, Json<Token>)> {
     operator(&api, caller.tenant).await?;
     if !towpath_tenant::tenants(&api.chassis).await?.iter().any(|tenant| tenant.id == id) {
-        return Err(Error::refused(ErrorCode::NotFound, format!("there is no tenant {id}")).into());
+        return Err(no_such(id).into());
     }
     Ok((StatusCode::CREATED, Json(towpath_tenant::create_token(&api.chassis, id, &body.value).await?)))
 }
@@ -91,5 +97,69 @@ async fn keep(State(api): State<Api>, Admin(caller): Admin, Path(id): Path<Tenan
     if towpath_tenant::keep(&api.chassis, id, body.value).await? {
         return Ok(Json(body.value));
     }
-    Err(Error::refused(ErrorCode::NotFound, format!("there is no tenant {id}")).into())
+    Err(no_such(id).into())
+}
+
+fn no_such(id: TenantId) -> Error {
+    Error::refused(ErrorCode::NotFound, format!("there is no tenant {id}"))
+}
+
+/// Says how many runs a tenant may have at a time. Those that go on beyond it end as they would have.
+#[utoipa::path(put, path = "/v1/tenants/{id}/limits", request_body = TenantLimits, responses((status = 200, body = TenantLimits), (status = 404, body = Problem), (status = 422, body = Problem)))]
+async fn limit(
+    State(api): State<Api>,
+    Admin(caller): Admin,
+    Path(id): Path<TenantId>,
+    body: Body<TenantLimits>,
+) -> Answer<Json<TenantLimits>> {
+    operator(&api, caller.tenant).await?;
+    let mut work = api.chassis.begin().await?;
+    if !towpath_tenant::limit(&mut work, id, body.value.concurrent).await? {
+        return Err(no_such(id).into());
+    }
+    admission::announce_all(&mut work).await?;
+    work.commit().await?;
+    Ok(Json(body.value))
+}
+
+/// Starts nothing of a tenant until it is resumed. Its requests are accepted and wait; what runs goes on.
+#[utoipa::path(post, path = "/v1/tenants/{id}/pause", responses((status = 204), (status = 404, body = Problem)))]
+async fn pause_tenant(State(api): State<Api>, Admin(caller): Admin, Path(id): Path<TenantId>) -> Answer<StatusCode> {
+    operator(&api, caller.tenant).await?;
+    pause(&api, Some(id), true).await
+}
+
+/// Lets a tenant go on.
+#[utoipa::path(post, path = "/v1/tenants/{id}/resume", responses((status = 204), (status = 404, body = Problem)))]
+async fn resume_tenant(State(api): State<Api>, Admin(caller): Admin, Path(id): Path<TenantId>) -> Answer<StatusCode> {
+    operator(&api, caller.tenant).await?;
+    pause(&api, Some(id), false).await
+}
+
+/// Starts nothing at all until everything is resumed. Requests are accepted and wait; what runs goes on.
+#[utoipa::path(post, path = "/v1/pause", responses((status = 204)))]
+async fn pause_all(State(api): State<Api>, Admin(caller): Admin) -> Answer<StatusCode> {
+    operator(&api, caller.tenant).await?;
+    pause(&api, None, true).await
+}
+
+/// Lets everything go on.
+#[utoipa::path(post, path = "/v1/resume", responses((status = 204)))]
+async fn resume_all(State(api): State<Api>, Admin(caller): Admin) -> Answer<StatusCode> {
+    operator(&api, caller.tenant).await?;
+    pause(&api, None, false).await
+}
+
+async fn pause(api: &Api, tenant: Option<TenantId>, paused: bool) -> Answer<StatusCode> {
+    let mut work = api.chassis.begin().await?;
+    match tenant {
+        None => towpath_tenant::pause_all(&mut work, paused).await?,
+        Some(id) if towpath_tenant::pause(&mut work, id, paused).await? => {}
+        Some(id) => return Err(no_such(id).into()),
+    }
+    if !paused {
+        admission::announce_all(&mut work).await?;
+    }
+    work.commit().await?;
+    Ok(StatusCode::NO_CONTENT)
 }

@@ -7,7 +7,7 @@ use towpath_faults::{Life, Process, Scene, Who, World, life, play, roles};
 use towpath_file::{Spool, Spooled, upload};
 use towpath_run::{
     accept,
-    apply::{TIMER_SEAL, TIMER_START, TIMER_WANTED, epoch_key},
+    apply::{TIMER_DEADLINE, TIMER_MAX, TIMER_SEAL, TIMER_START, TIMER_WANTED, epoch_key},
     report::Report,
     retention,
 };
@@ -57,6 +57,12 @@ scenes! {
         async |process: &Process, world: &World, life: &Life| fire(process, world, TIMER_START, epoch_key(life.run, life.epoch)).await;
     a_record_that_takes_too_long_fails_once: "timer run_seal", Nobody, never, World::finishing,
         async |process: &Process, world: &World, life: &Life| fire(process, world, TIMER_SEAL, epoch_key(life.run, life.epoch)).await;
+    a_deadline_ends_a_waiting_run_once: "timer run_deadline", Nobody, never, paused,
+        async |process: &Process, world: &World, life: &Life| fire(process, world, TIMER_DEADLINE, life.run.to_string()).await;
+    a_deadline_ends_a_working_run_once: "timer run_deadline", Nobody, never, World::running,
+        async |process: &Process, world: &World, life: &Life| fire(process, world, TIMER_DEADLINE, life.run.to_string()).await;
+    a_run_that_works_too_long_is_stopped_once: "timer run_max", Nobody, never, World::running,
+        async |process: &Process, world: &World, life: &Life| fire(process, world, TIMER_MAX, life.run.to_string()).await;
     a_next_attempt_comes_once: "timer deliver", Nobody, never, World::settled, next_attempt;
 
     a_pool_with_room_is_filled_by_the_sweep: "sweep pools with room", Nobody, never, World::accepted, pools_with_room;
@@ -178,6 +184,13 @@ async fn printed(world: &World) -> Result<Life> {
 async fn lost_and_known(world: &World) -> Result<Life> {
     let life = world.lost().await?;
     life::handle(&world.first, "run", vec![life.observed()]).await?;
+    Ok(life)
+}
+
+/// A run that waits and is not admitted by any sweep.
+async fn paused(world: &World) -> Result<Life> {
+    let life = world.accepted().await?;
+    sqlx::query("update tenant set paused_at = now()").execute(world.db()).await?;
     Ok(life)
 }
 

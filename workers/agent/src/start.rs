@@ -8,7 +8,7 @@ use towpath_chassis::{
     idempotency::{self, Claim, Claimed, Key},
 };
 use towpath_run::{
-    NewRow, TargetRow,
+    Deadline, NewRow, TargetRow,
     accept::{Accept, Accepted, accept},
 };
 use towpath_schemas::{
@@ -39,6 +39,7 @@ pub struct Start {
     run: RunId,
     session: SessionId,
     secrets: Vec<Option<Vec<u8>>>,
+    deadline: Option<Deadline>,
 }
 
 /// The run that a request made.
@@ -90,6 +91,7 @@ impl Start {
         if !(-100..=100).contains(&request.priority.unwrap_or(0)) {
             return refuse(ErrorCode::Unprocessable, "priority: from -100 to 100".to_owned());
         }
+        let deadline = request.deadline.as_deref().map(deadline).transpose()?;
         let run = RunId::mint();
         let mut secrets = Vec::new();
         for (n, target) in request.deliver.iter().enumerate() {
@@ -99,7 +101,7 @@ impl Start {
             secrets.push(webhook.secret.as_ref().map(|secret| chassis.secrets.seal(&place, secret.as_bytes())).transpose()?);
         }
         let session = request.session.unwrap_or_else(SessionId::mint);
-        Ok(Self { tenant, principal, request, key, traceparent, run, session, secrets })
+        Ok(Self { tenant, principal, request, key, traceparent, run, session, secrets, deadline })
     }
 
     fn mode(&self, definition: &AgentDefinition) -> Mode {
@@ -133,6 +135,9 @@ impl Start {
             start_s: i32::try_from(definition.limits.start_s).unwrap_or(i32::MAX),
             grace_s: i32::try_from(definition.limits.grace_s).unwrap_or(10),
             transcript_bytes: i64::try_from(definition.limits.transcript_bytes).unwrap_or(i64::MAX),
+            concurrent: definition.limits.concurrent.and_then(|limit| i32::try_from(limit).ok()),
+            max_s: definition.limits.max_s.and_then(|limit| i32::try_from(limit).ok()),
+            deadline: self.deadline,
             traceparent: self.traceparent.clone(),
         };
         let targets = self
@@ -150,6 +155,22 @@ impl Start {
             })
             .collect();
         Ok(Accept { row, targets, files: self.request.files.clone() })
+    }
+}
+
+/// Longest time that a deadline may be away.
+const DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
+
+fn deadline(text: &str) -> Result<Deadline> {
+    if let Ok(at) = chrono::DateTime::parse_from_rfc3339(text) {
+        return Ok(Deadline::At(at.to_utc()));
+    }
+    match humantime::parse_duration(text) {
+        Ok(after) if (Duration::from_secs(1)..=DEADLINE).contains(&after) => Ok(Deadline::After(after)),
+        Ok(_) => Err(Error::refused(ErrorCode::Unprocessable, "deadline: from 1s to 365d away")),
+        Err(_) => {
+            Err(Error::refused(ErrorCode::Unprocessable, "deadline: a time as 2027-03-28T03:00:00+02:00, or how long from now as 2h"))
+        }
     }
 }
 
@@ -178,6 +199,8 @@ pub async fn again(chassis: &Chassis, tenant: TenantId, run: RunId, change: Reru
         deliver: deliver.collect::<Result<_>>()?,
         labels: earlier.labels,
         priority: Some(earlier.priority),
+        // A deadline was for that one.
+        deadline: None,
     })
 }
 
@@ -338,9 +361,6 @@ fn find<'a>(
 ) -> std::result::Result<&'a Startable, Problem> {
     let unknown = || table::unknown(&start.request.agent).problem();
     let agent = agents.iter().find(|agent| agent.tenant == start.tenant && agent.name == start.request.agent).ok_or_else(unknown)?;
-    if agent.paused {
-        return Err(Problem::new(ErrorCode::AgentPaused, format!("agent `{}` is paused", agent.name)));
-    }
     if start.request.prompt.is_empty() && start.mode(&agent.definition) == Mode::OneShot {
         return Err(Problem::new(ErrorCode::Unprocessable, "prompt: it is empty; only an interactive run can do without"));
     }

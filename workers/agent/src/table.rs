@@ -150,17 +150,24 @@ pub async fn versions(db: &PgPool, tenant: TenantId, name: &str) -> Result<Vec<A
         .collect()
 }
 
-/// A paused agent takes no new runs.
-pub async fn pause(db: &PgPool, tenant: TenantId, name: &str, paused: bool) -> Result<()> {
+/// Runs of a paused agent are accepted and wait; when it is resumed whoever waits is looked at.
+pub async fn pause(chassis: &Chassis, tenant: TenantId, name: &str, paused: bool) -> Result<()> {
+    let mut work = chassis.begin().await?;
     let done = sqlx::query!(
         "update agent set paused_at = case when $3 then coalesce(paused_at, now()) end where tenant_id = $1 and name = $2 and deleted_at is null",
         tenant.uuid(),
         name,
         paused
     )
-    .execute(db)
+    .execute(work.db())
     .await?;
-    if done.rows_affected() == 0 { Err(unknown(name)) } else { Ok(()) }
+    if done.rows_affected() == 0 {
+        return Err(unknown(name));
+    }
+    if !paused {
+        towpath_run::admission::announce_all(&mut work).await?;
+    }
+    work.commit().await
 }
 
 /// No new runs; live ones end.
@@ -197,7 +204,6 @@ pub(crate) struct Startable {
     pub tenant: TenantId,
     pub name: String,
     pub version: i32,
-    pub paused: bool,
     pub definition: AgentDefinition,
 }
 
@@ -206,7 +212,7 @@ pub(crate) async fn startable(db: &mut PgConnection, names: &[(TenantId, String)
     let tenants: Vec<Uuid> = names.iter().map(|(tenant, _)| tenant.uuid()).collect();
     let names: Vec<String> = names.iter().map(|(_, name)| name.clone()).collect();
     let rows = sqlx::query!(
-        "select agent.id, agent.tenant_id, agent.name, agent.version, paused_at, definition from agent
+        "select agent.id, agent.tenant_id, agent.name, agent.version, definition from agent
              join unnest($1::uuid[], $2::text[]) as asked (tenant, name) on agent.tenant_id = asked.tenant and agent.name = asked.name
              join agent_version on agent_id = agent.id and agent_version.version = agent.version
          where deleted_at is null",
@@ -222,7 +228,6 @@ pub(crate) async fn startable(db: &mut PgConnection, names: &[(TenantId, String)
                 tenant: row.tenant_id.into(),
                 name: row.name,
                 version: row.version,
-                paused: row.paused_at.is_some(),
                 definition: read_definition(row.definition)?,
             })
         })

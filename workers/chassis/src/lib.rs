@@ -4,6 +4,7 @@ pub mod clock;
 pub mod config;
 pub mod consume;
 pub mod db;
+pub mod dead;
 pub mod error;
 pub mod group;
 pub mod idempotency;

@@ -1,9 +1,9 @@
 //! Accepting runs and steers, and what people ask of them.
 
-use chrono::{DateTime, Utc};
 use towpath_chassis::{
     Chassis, Error, Result, Work,
     idempotency::{self, Claim, Claimed, Key},
+    timer,
 };
 use towpath_schemas::{
     ErrorCode, Problem,
@@ -17,10 +17,10 @@ use towpath_schemas::{
 
 use crate::{
     admission,
-    apply::{self, Happening, apply_one},
+    apply::{self, Happening, TIMER_DEADLINE, apply_one},
     report::note_steers,
     state::On,
-    table::{self, Entry, NewRow, TargetRow},
+    table::{self, Entry, Inserted, NewRow, TargetRow},
 };
 
 /// A run with what belongs to it, ready to be written.
@@ -55,6 +55,11 @@ pub async fn accept(work: &mut Work, accepts: &[&Accept]) -> Result<Vec<std::res
         })
         .collect();
     table::history(work, &entries).await?;
+    let deadlines: Vec<(&str, String, std::time::Duration)> = inserted
+        .iter()
+        .filter_map(|(run, row)| Some((TIMER_DEADLINE, run.to_string(), (row.deadline_at? - row.created_at).to_std().unwrap_or_default())))
+        .collect();
+    timer::set(work, &deadlines).await?;
     let targets: Vec<TargetRow> = written.iter().flat_map(|accept| accept.targets.clone()).collect();
     table::insert_targets(work, &targets).await?;
     let files: Vec<_> = written
@@ -73,7 +78,7 @@ pub async fn accept(work: &mut Work, accepts: &[&Accept]) -> Result<Vec<std::res
     let mut answers = Vec::with_capacity(accepts.len());
     for accept in accepts {
         answers.push(match inserted.get(&accept.row.id) {
-            Some(created_at) => Ok(shown(accept, *created_at)),
+            Some(row) => Ok(shown(accept, row)),
             None => why_not(work, accept).await?,
         });
     }
@@ -81,7 +86,7 @@ pub async fn accept(work: &mut Work, accepts: &[&Accept]) -> Result<Vec<std::res
 }
 
 /// What was just written, without reading it back: this is the answer to most requests. Names of files are only in the database.
-fn shown(accept: &Accept, created_at: DateTime<Utc>) -> Accepted {
+fn shown(accept: &Accept, inserted: &Inserted) -> Accepted {
     if !accept.files.is_empty() {
         return None;
     }
@@ -108,7 +113,9 @@ fn shown(accept: &Accept, created_at: DateTime<Utc>) -> Accepted {
         startup: Vec::new(),
         waiting_for: Some("place".to_owned()),
         transcript: Transcript { state: "live".to_owned(), bytes: 0, missing: Some(0) },
-        created_at,
+        ahead: None,
+        deadline: inserted.deadline_at,
+        created_at: inserted.created_at,
         started_at: None,
         ended_at: None,
         deliveries: accept.targets.len() as i64,

@@ -29,6 +29,14 @@ pub async fn announce(work: &mut Work, backend: &str) -> Result<()> {
     Ok(())
 }
 
+/// Tells every pool of every backend.
+pub async fn announce_all(work: &mut Work) -> Result<()> {
+    for backend in ["process", "container", "kubernetes"] {
+        announce(work, backend).await?;
+    }
+    Ok(())
+}
+
 /// Admits into a pool until it is full or nobody fits; how many were admitted.
 pub async fn admit(chassis: &Chassis, pool: &str) -> Result<u64> {
     let mut all = 0;
@@ -50,8 +58,11 @@ async fn admit_some(work: &mut Work, pool: &str) -> Result<(u64, bool)> {
     if free == 0 {
         return Ok((0, false));
     }
+    // Whoever else admits for the same tenants and agents waits until their slots are counted.
+    table::lock_limited(work, &room.backend).await?;
     let waiting = table::waiting(work, &room, free).await?;
-    let chosen = choose(waiting, room.running, usize::try_from(free).unwrap_or(0));
+    let (found, free) = (waiting.len(), usize::try_from(free).unwrap_or(0));
+    let chosen = choose(waiting, room.running, free);
     if chosen.is_empty() {
         return Ok((0, false));
     }
@@ -86,7 +97,9 @@ async fn admit_some(work: &mut Work, pool: &str) -> Result<(u64, bool)> {
         .collect();
     crate::table::steps(work, &steps).await?;
     // Another pool may have taken some of them: there may be more for this one.
-    Ok((slots.len() as u64, slots.len() as i64 == BATCH || slots.len() < chosen.len()))
+    // Or what was found was held up by a limit that the next look knows of.
+    let more = slots.len() as i64 == BATCH || slots.len() < chosen.len() || (chosen.len() < free && chosen.len() < found);
+    Ok((slots.len() as u64, more))
 }
 
 fn walls(sandbox: &serde_json::Value) -> Result<serde_json::Value> {
@@ -102,10 +115,15 @@ fn walls(sandbox: &serde_json::Value) -> Result<serde_json::Value> {
     .map_err(|error| Error::broken(format!("walls: {error}")))
 }
 
-/// Picks `free` of those that wait. Pure: priority, then the tenant's running share (what was picked counts), then age.
+/// Picks `free` of those that wait. Pure: priority, then the tenant's running share (what was picked counts), then age; no tenant and no agent gets more than it has left.
 fn choose(mut waiting: Vec<Waiting>, mut running: HashMap<TenantId, i64>, free: usize) -> Vec<Waiting> {
-    let mut chosen = Vec::new();
+    let mut chosen: Vec<Waiting> = Vec::new();
     while chosen.len() < free {
+        waiting.retain(|one| {
+            let picked = |same: &dyn Fn(&Waiting) -> bool| chosen.iter().filter(|other| same(other)).count() as i64;
+            one.tenant_left.is_none_or(|left| picked(&|other| other.tenant == one.tenant) < left)
+                && one.agent_left.is_none_or(|left| picked(&|other| other.agent == one.agent) < left)
+        });
         let best = waiting
             .iter()
             .enumerate()
@@ -135,7 +153,24 @@ mod tests {
             priority,
             created_at: DateTime::from_timestamp(age, 0).expect("time"),
             sandbox: serde_json::json!({}),
+            agent: uuid::Uuid::nil(),
+            agent_left: None,
+            tenant_left: None,
         }
+    }
+
+    #[test]
+    fn nobody_gets_more_than_is_left_to_it() {
+        let (a, b) = (TenantId::mint(), TenantId::mint());
+        let limited = |tenant, age| Waiting { agent_left: Some(1), ..waiting(tenant, 5, age) };
+        let queue = vec![
+            limited(a, 1),
+            limited(a, 2),
+            Waiting { tenant_left: Some(0), ..waiting(b, 9, 3) },
+            Waiting { agent: uuid::Uuid::max(), ..waiting(a, 0, 4) },
+        ];
+        let order: Vec<_> = choose(queue.clone(), HashMap::new(), 10).into_iter().map(|one| one.run).collect();
+        assert_eq!(order, [queue[0].run, queue[3].run]);
     }
 
     #[test]

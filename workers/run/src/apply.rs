@@ -21,6 +21,8 @@ use crate::{
 pub const TIMER_WANTED: &str = "run_wanted";
 pub const TIMER_START: &str = "run_start";
 pub const TIMER_SEAL: &str = "run_seal";
+pub const TIMER_DEADLINE: &str = "run_deadline";
+pub const TIMER_MAX: &str = "run_max";
 
 /// Something that happened to a run, and who or what made it happen.
 #[derive(Debug, Clone)]
@@ -180,10 +182,17 @@ async fn timers(work: &mut Work, effects: &[(Locked, Locked, Effect)]) -> Result
         let key = epoch_key(run.id, run.machine.epoch);
         match effect {
             Effect::CreateSandbox => set.push((TIMER_START, key, run.start)),
-            Effect::OpenRecord | Effect::Requeue => clear.push((TIMER_START, key)),
+            Effect::OpenRecord => {
+                clear.push((TIMER_START, key));
+                set.extend(run.max.map(|max| (TIMER_MAX, run.id.to_string(), max)));
+            }
+            Effect::Requeue => clear.push((TIMER_START, key)),
             Effect::Stop => set.push((TIMER_WANTED, run.id.to_string(), limits.settle_wanted)),
             Effect::AwaitRecord => set.push((TIMER_SEAL, key, limits.seal_max)),
-            Effect::Settle => clear.extend([(TIMER_WANTED, run.id.to_string()), (TIMER_SEAL, key.clone()), (TIMER_START, key)]),
+            Effect::Settle => {
+                let of_run = [TIMER_WANTED, TIMER_DEADLINE, TIMER_MAX].map(|kind| (kind, run.id.to_string()));
+                clear.extend(of_run.into_iter().chain([(TIMER_SEAL, key.clone()), (TIMER_START, key)]));
+            }
             Effect::ReleaseSlot | Effect::ReleaseWorkspace | Effect::LoseEpoch | Effect::DropSandbox => {}
         }
     }

@@ -12,5 +12,5 @@ mod table;
 pub mod view;
 mod worker;
 
-pub use table::{NewRow, TargetRow, existing, targets};
+pub use table::{Deadline, NewRow, TargetRow, existing, targets};
 pub use worker::handlers;

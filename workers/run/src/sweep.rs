@@ -11,7 +11,7 @@ use towpath_schemas::id::RunId;
 
 use crate::{
     admission,
-    apply::{Happening, TIMER_SEAL, TIMER_START, TIMER_WANTED, apply, parse_epoch_key},
+    apply::{Happening, TIMER_DEADLINE, TIMER_MAX, TIMER_SEAL, TIMER_START, TIMER_WANTED, apply, parse_epoch_key},
     state::On,
     view, worker,
 };
@@ -19,6 +19,8 @@ use crate::{
 pub fn timers(timers: Timers) -> Timers {
     timers
         .on(TIMER_WANTED, |work, keys| boxed(fire(work, keys, |key| Some((key.parse().ok()?, On::WantedOverdue)))))
+        .on(TIMER_DEADLINE, |work, keys| boxed(fire(work, keys, |key| Some((key.parse().ok()?, On::Deadline)))))
+        .on(TIMER_MAX, |work, keys| boxed(fire(work, keys, |key| Some((key.parse().ok()?, On::TimeLimit { reason: "maximum" })))))
         .on(TIMER_START, |work, keys| {
             boxed(fire(work, keys, |key| parse_epoch_key(key).map(|(run, epoch)| (run, On::StartDeadline { epoch }))))
         })

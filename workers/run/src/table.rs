@@ -24,6 +24,7 @@ pub struct Locked {
     pub start: Duration,
     pub grace_s: i32,
     pub transcript_bytes: i64,
+    pub max: Option<Duration>,
     pub traceparent: Option<String>,
     pub revision: i64,
     pub machine: Machine,
@@ -37,7 +38,7 @@ fn state_of(word: &str) -> Result<RunState> {
 pub async fn lock(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<Locked>> {
     let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
     let rows = sqlx::query!(
-        "select id, tenant_id, session_id, backend, start_s, grace_s, transcript_bytes, traceparent, revision, state, wanted, epoch, active, incarnation, starts, restarts, restartable,
+        "select id, tenant_id, session_id, backend, start_s, grace_s, transcript_bytes, max_s, traceparent, revision, state, wanted, epoch, active, incarnation, starts, restarts, restartable,
                 exited, exit_code, exit_signal, exit_oom, exit_reason, exit_message, reason, message
          from run where id = any($1) order by id for update",
         &ids
@@ -59,6 +60,7 @@ pub async fn lock(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<Locked>> 
                 start: Duration::from_secs(u64::try_from(row.start_s).unwrap_or(0)),
                 grace_s: row.grace_s,
                 transcript_bytes: row.transcript_bytes,
+                max: row.max_s.and_then(|max_s| u64::try_from(max_s).ok()).map(Duration::from_secs),
                 traceparent: row.traceparent,
                 revision: row.revision,
                 machine: Machine {
@@ -213,11 +215,28 @@ pub struct NewRow {
     pub start_s: i32,
     pub grace_s: i32,
     pub transcript_bytes: i64,
+    pub concurrent: Option<i32>,
+    pub max_s: Option<i32>,
+    pub deadline: Option<Deadline>,
     pub traceparent: Option<String>,
 }
 
+/// When a run is ended at the latest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Deadline {
+    At(DateTime<Utc>),
+    /// From its acceptance, by the database's clock.
+    After(Duration),
+}
+
+/// A run that was inserted.
+pub(crate) struct Inserted {
+    pub created_at: DateTime<Utc>,
+    pub deadline_at: Option<DateTime<Utc>>,
+}
+
 /// Inserts runs; the ones that were, and when. One is left out when its session has a live run.
-pub(crate) async fn insert(work: &mut Work, rows: &[NewRow]) -> Result<HashMap<RunId, DateTime<Utc>>> {
+pub(crate) async fn insert(work: &mut Work, rows: &[NewRow]) -> Result<HashMap<RunId, Inserted>> {
     let uuids = |f: &dyn Fn(&NewRow) -> Uuid| -> Vec<Uuid> { rows.iter().map(f).collect() };
     let text = |f: &dyn Fn(&NewRow) -> String| -> Vec<String> { rows.iter().map(f).collect() };
     let numbers = |f: &dyn Fn(&NewRow) -> i32| -> Vec<i32> { rows.iter().map(f).collect() };
@@ -226,16 +245,22 @@ pub(crate) async fn insert(work: &mut Work, rows: &[NewRow]) -> Result<HashMap<R
     let labels: Vec<serde_json::Value> = rows.iter().map(|row| row.labels.clone()).collect();
     let sandboxes: Vec<serde_json::Value> = rows.iter().map(|row| row.sandbox.clone()).collect();
     let traces: Vec<Option<String>> = rows.iter().map(|row| row.traceparent.clone()).collect();
+    let concurrent: Vec<Option<i32>> = rows.iter().map(|row| row.concurrent).collect();
+    let max: Vec<Option<i32>> = rows.iter().map(|row| row.max_s).collect();
+    let deadlines: Vec<Option<DateTime<Utc>>> =
+        rows.iter().map(|row| if let Some(Deadline::At(at)) = row.deadline { Some(at) } else { None }).collect();
+    let after: Vec<Option<f64>> =
+        rows.iter().map(|row| if let Some(Deadline::After(after)) = row.deadline { Some(after.as_secs_f64()) } else { None }).collect();
     let inserted = sqlx::query!(
         r#"insert into run (id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s, transcript_bytes,
-                            traceparent, state, waiting_for, revision)
+                            concurrent, max_s, deadline_at, traceparent, state, waiting_for, revision)
            select id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s, transcript_bytes,
-                  traceparent, 'queued', 'place', 1
+                  concurrent, max_s, coalesce(deadline_at, now() + make_interval(secs => deadline_s)), traceparent, 'queued', 'place', 1
            from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::int[], $7::uuid[], $8::text[], $9::text[], $10::smallint[], $11::text[], $12::jsonb[],
-                       $13::jsonb[], $14::int[], $15::int[], $16::bigint[], $17::text[])
-               as t (id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s, transcript_bytes, traceparent)
+                       $13::jsonb[], $14::int[], $15::int[], $16::bigint[], $17::text[], $18::int[], $19::int[], $20::timestamptz[], $21::float8[])
+               as t (id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s, transcript_bytes, traceparent, concurrent, max_s, deadline_at, deadline_s)
            order by session_id
-           on conflict do nothing returning id, created_at"#,
+           on conflict do nothing returning id, created_at, deadline_at"#,
         &uuids(&|row| row.id.uuid()),
         &uuids(&|row| row.tenant.uuid()),
         &uuids(&|row| row.session.uuid()),
@@ -252,11 +277,15 @@ pub(crate) async fn insert(work: &mut Work, rows: &[NewRow]) -> Result<HashMap<R
         &numbers(&|row| row.start_s),
         &numbers(&|row| row.grace_s),
         &caps,
-        &traces as &[Option<String>]
+        &traces as &[Option<String>],
+        &concurrent as &[Option<i32>],
+        &max as &[Option<i32>],
+        &deadlines as &[Option<DateTime<Utc>>],
+        &after as &[Option<f64>]
     )
     .fetch_all(work.db())
     .await?;
-    Ok(inserted.into_iter().map(|row| (row.id.into(), row.created_at)).collect())
+    Ok(inserted.into_iter().map(|row| (row.id.into(), Inserted { created_at: row.created_at, deadline_at: row.deadline_at })).collect())
 }
 
 /// The live run of a session.

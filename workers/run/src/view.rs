@@ -35,12 +35,18 @@ pub(crate) struct ForDelivery {
 
 // One list of columns for one run, a page of them and a delivery: these queries are built at run time, so `./dev check` runs each of them once.
 const COLUMNS: &str = "run.id, run.session_id, run.agent_name, run.agent_version, run.principal_id, run.mode, run.state, run.wanted, run.reason, run.message, run.labels, run.priority,
-    run.exited, run.exit_code, run.exit_signal, run.exit_oom, run.epoch, run.revision, run.waiting_for, run.created_at, run.started_at, run.ended_at, run.traceparent, run.prompt,
+    run.deadline_at, run.exited, run.exit_code, run.exit_signal, run.exit_oom, run.epoch, run.revision, run.created_at, run.started_at, run.ended_at, run.traceparent, run.prompt,
     coalesce((select sum(bytes) from transcript where run_id = run.id), 0)::bigint as transcript_bytes,
     (select count(*) from transcript where run_id = run.id and state <> 'closed') as transcript_open,
     (select count(*) from transcript where run_id = run.id and gap is not null) as transcript_gaps,
     coalesce((select sum(cut_bytes) from transcript where run_id = run.id), 0)::bigint as transcript_cut,
-    (select count(*) from run_target where run_id = run.id) as targets";
+    (select count(*) from run_target where run_id = run.id) as targets,
+    case when run.state <> 'queued' then null
+         when exists (select 1 from installation where paused_at is not null) or exists (select 1 from tenant where id = run.tenant_id and paused_at is not null)
+             or exists (select 1 from agent where id = run.agent_id and paused_at is not null) then 'pause'
+         when run.concurrent <= (select count(*) from slot join run as other on other.id = slot.run_id where other.agent_id = run.agent_id)
+             or (select concurrent from tenant where id = run.tenant_id) <= (select count(*) from slot where slot.tenant_id = run.tenant_id) then 'limit'
+         else run.waiting_for end as waiting_for";
 
 fn run_of(row: &sqlx::postgres::PgRow) -> Result<Run> {
     let state = word(row.try_get("state")?)?;
@@ -86,6 +92,8 @@ fn run_of(row: &sqlx::postgres::PgRow) -> Result<Run> {
             bytes: row.try_get("transcript_bytes")?,
             missing: if gaps > 0 { None } else { Some(cut) },
         },
+        ahead: None,
+        deadline: row.try_get("deadline_at")?,
         created_at: row.try_get("created_at")?,
         started_at: row.try_get("started_at")?,
         ended_at: row.try_get("ended_at")?,
@@ -133,7 +141,25 @@ pub async fn run(db: &PgPool, tenant: TenantId, id: RunId) -> Result<Run> {
     .map(|row| Step { step: row.step, at: row.at, detail: row.detail })
     .collect();
     run.files = Some(towpath_file::of_run(db, tenant, id).await?);
+    if run.state == RunState::Queued {
+        run.ahead = Some(ahead(db, tenant, id).await?);
+    }
     Ok(run)
+}
+
+/// Runs of the tenant that go before a queued one, counted up to 100.
+async fn ahead(db: &PgPool, tenant: TenantId, id: RunId) -> Result<i64> {
+    Ok(sqlx::query_scalar!(
+        r#"select count(*) as "count!" from (
+               select 1 from run as other, run as this
+               where this.id = $1 and other.state = 'queued' and other.backend = this.backend and other.tenant_id = $2
+                   and (other.priority > this.priority or (other.priority = this.priority and (other.created_at, other.id) < (this.created_at, this.id)))
+               limit 100) as before"#,
+        id.uuid(),
+        tenant.uuid()
+    )
+    .fetch_one(db)
+    .await?)
 }
 
 struct RunResultRow {

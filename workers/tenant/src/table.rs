@@ -114,13 +114,20 @@ pub async fn create_tenant(chassis: &Chassis, name: &str) -> Result<Tenant> {
     }
     let id = TenantId::mint();
     let row =
-        sqlx::query!("insert into tenant (id, name) values ($1, $2) on conflict (name) do nothing returning created_at, transcript_days, file_days, run_days", id.uuid(), name)
+        sqlx::query!("insert into tenant (id, name) values ($1, $2) on conflict (name) do nothing returning created_at, transcript_days, file_days, run_days, concurrent, paused_at", id.uuid(), name)
             .fetch_optional(&chassis.db)
             .await?;
     match row {
         Some(row) => {
             let retention = Retention { transcript_days: row.transcript_days, file_days: row.file_days, run_days: row.run_days };
-            Ok(Tenant { id, name: name.to_owned(), retention, created_at: row.created_at })
+            Ok(Tenant {
+                id,
+                name: name.to_owned(),
+                retention,
+                concurrent: row.concurrent,
+                paused: row.paused_at.is_some(),
+                created_at: row.created_at,
+            })
         }
         None => Err(Error::refused(ErrorCode::NameTaken, format!("there is a tenant `{name}` already"))),
     }
@@ -136,7 +143,7 @@ pub async fn ensure_tenant(chassis: &Chassis, name: &str) -> Result<TenantId> {
 
 pub async fn tenants(chassis: &Chassis) -> Result<Vec<Tenant>> {
     let rows = sqlx::query!(
-        "select id, name, created_at, transcript_days, file_days, run_days from tenant order by created_at desc, id desc limit $1",
+        "select id, name, created_at, transcript_days, file_days, run_days, concurrent, paused_at from tenant order by created_at desc, id desc limit $1",
         PAGE_ROWS
     )
     .fetch_all(&chassis.db)
@@ -145,7 +152,14 @@ pub async fn tenants(chassis: &Chassis) -> Result<Vec<Tenant>> {
         .into_iter()
         .map(|row| {
             let retention = Retention { transcript_days: row.transcript_days, file_days: row.file_days, run_days: row.run_days };
-            Tenant { id: row.id.into(), name: row.name, retention, created_at: row.created_at }
+            Tenant {
+                id: row.id.into(),
+                name: row.name,
+                retention,
+                concurrent: row.concurrent,
+                paused: row.paused_at.is_some(),
+                created_at: row.created_at,
+            }
         })
         .collect())
 }
@@ -166,6 +180,30 @@ pub async fn keep(chassis: &Chassis, tenant: TenantId, retention: Retention) -> 
     .execute(&chassis.db)
     .await?;
     Ok(done.rows_affected() == 1)
+}
+
+/// Says how many runs a tenant may have at a time; false when there is no such tenant. The caller wakes whoever waits.
+pub async fn limit(work: &mut Work, tenant: TenantId, concurrent: Option<i32>) -> Result<bool> {
+    if concurrent.is_some_and(|limit| limit < 1) {
+        return Err(Error::refused(ErrorCode::Unprocessable, "concurrent: at least 1, or null for no limit"));
+    }
+    let done = sqlx::query!("update tenant set concurrent = $2 where id = $1", tenant.uuid(), concurrent).execute(work.db()).await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Pauses a tenant or lets it go on; false when there is no such tenant.
+pub async fn pause(work: &mut Work, tenant: TenantId, paused: bool) -> Result<bool> {
+    let done =
+        sqlx::query!("update tenant set paused_at = case when $2 then coalesce(paused_at, now()) end where id = $1", tenant.uuid(), paused)
+            .execute(work.db())
+            .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Pauses everything or lets it go on.
+pub async fn pause_all(work: &mut Work, paused: bool) -> Result<()> {
+    sqlx::query!("update installation set paused_at = case when $1 then coalesce(paused_at, now()) end", paused).execute(work.db()).await?;
+    Ok(())
 }
 
 /// What of a tenant's is kept no longer, and how far that was carried out.

@@ -1,9 +1,9 @@
 //! `towpath tokens` and `towpath tenants`: who may do what.
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use reqwest::Method;
 use serde_json::Value;
-use towpath_schemas::body::{NewTenant, NewToken, Retention, Tenant, Token};
+use towpath_schemas::body::{NewTenant, NewToken, Retention, Tenant, TenantLimits, Token};
 
 use super::{
     api::{Api, Payload},
@@ -53,6 +53,31 @@ pub enum TenantsCommand {
         #[arg(long, value_name = "DAYS", default_value = "90", value_parser = days)]
         runs: Days,
     },
+    /// Say how many runs a tenant may have at a time; 0 for as many as there is room for.
+    Limit {
+        tenant: String,
+        #[arg(long)]
+        concurrent: i32,
+    },
+}
+
+/// What is paused.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  towpath pause --tenant ten_…\n  towpath pause --all")]
+#[group(required = true, multiple = false)]
+pub struct PauseArgs {
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<String>,
+    #[arg(long)]
+    all: bool,
+}
+
+pub async fn pause(api: &Api, printer: &Printer, args: PauseArgs, paused: bool) -> Result<(), Failure> {
+    let (act, done) = if paused { ("pause", "paused") } else { ("resume", "resumed") };
+    let path = args.tenant.as_deref().map_or_else(|| vec!["v1", act], |tenant| vec!["v1", "tenants", tenant, act]);
+    let answer = api.json(Method::POST, &path, &[], Payload::Nothing).await?;
+    let what = args.tenant.as_deref().unwrap_or("everything").to_owned();
+    printer.answer(answer, |_, _: Value| format!("{what} is {done}\n"))
 }
 
 /// A number of days, or no limit.
@@ -111,9 +136,24 @@ pub async fn tenants(api: &Api, printer: &Printer, command: TenantsCommand) -> R
                 let row = |tenant: Tenant| {
                     let Retention { transcript_days, file_days, run_days } = tenant.retention;
                     let kept = [transcript_days, file_days, run_days].map(told);
-                    [tenant.id.to_string(), tenant.name].into_iter().chain(kept).chain([time(tenant.created_at)]).collect()
+                    let limit = tenant.concurrent.map_or_else(|| "–".to_owned(), |limit| limit.to_string());
+                    let state = if tenant.paused { "paused" } else { "" };
+                    let more = [limit, state.to_owned(), time(tenant.created_at)];
+                    [tenant.id.to_string(), tenant.name].into_iter().chain(kept).chain(more).collect()
                 };
-                printer.table(&["tenant", "name", "transcripts", "files", "runs", "created"], tenants.into_iter().map(row).collect())
+                printer.table(
+                    &["tenant", "name", "transcripts", "files", "runs", "at a time", "", "created"],
+                    tenants.into_iter().map(row).collect(),
+                )
+            })
+        }
+        TenantsCommand::Limit { tenant, concurrent } => {
+            let limits = TenantLimits { concurrent: (concurrent != 0).then_some(concurrent) };
+            let answer =
+                api.json(Method::PUT, &["v1", "tenants", &tenant, "limits"], &[], Payload::Json(serde_json::json!(limits))).await?;
+            printer.answer(answer, |_, limits: TenantLimits| match limits.concurrent {
+                Some(limit) => format!("{tenant} may have {limit} runs at a time\n"),
+                None => format!("{tenant} may have as many runs at a time as there is room for\n"),
             })
         }
         TenantsCommand::Keep { tenant, transcripts, files, runs } => {

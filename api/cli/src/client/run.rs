@@ -39,6 +39,9 @@ pub struct RunArgs {
     /// -100 to 100; higher goes first.
     #[arg(long, allow_negative_numbers = true)]
     priority: Option<i16>,
+    /// End it at this time at the latest, waiting or not: RFC 3339, or how long from now, as 2h.
+    #[arg(long, value_name = "TIME")]
+    deadline: Option<String>,
     /// Where to send the result to.
     #[arg(long, value_name = "URL")]
     deliver_webhook: Vec<String>,
@@ -87,6 +90,7 @@ pub async fn run(api: &Api, printer: &Printer, args: RunArgs) -> Result<(), Fail
         deliver: args.deliver_webhook.into_iter().map(target).collect(),
         labels: args.labels.into_iter().collect(),
         priority: args.priority,
+        deadline: args.deadline,
         mode: args.mode.map(|mode| if mode == "interactive" { Mode::Interactive } else { Mode::OneShot }),
     };
     let answer = api.post(&["v1", "runs"], body, args.idempotency_key).await?;

@@ -30,6 +30,10 @@ pub struct Waiting {
     pub priority: i16,
     pub created_at: DateTime<Utc>,
     pub sandbox: serde_json::Value,
+    pub agent: Uuid,
+    /// Runs that its agent, and its tenant, may still have; None: no limit.
+    pub agent_left: Option<i64>,
+    pub tenant_left: Option<i64>,
 }
 
 /// A host says what it offers, and wakes its pool.
@@ -81,21 +85,48 @@ pub(crate) async fn lock_pool(work: &mut Work, name: &str) -> Result<Option<Room
     }))
 }
 
-/// The best `most` waiting runs of each tenant whose workspace is here or nowhere yet, and free. One index step for each tenant, however many wait.
+/// Locks the tenants and agents of waiting runs that may have only so many at a time.
+pub(crate) async fn lock_limited(work: &mut Work, backend: &str) -> Result<()> {
+    sqlx::query!(
+        "select id from tenant where concurrent is not null and exists (select 1 from run where state = 'queued' and backend = $1 and tenant_id = tenant.id)
+         order by id for update",
+        backend
+    )
+    .fetch_all(work.db())
+    .await?;
+    sqlx::query!(
+        "select id from agent where id in (select agent_id from run where state = 'queued' and concurrent is not null and backend = $1) order by id for update",
+        backend
+    )
+    .fetch_all(work.db())
+    .await?;
+    Ok(())
+}
+
+/// The best `most` waiting runs of each tenant whose workspace is here or nowhere yet, and free; none that is paused or has no room left. One index step for each tenant,
+/// however many wait.
 pub(crate) async fn waiting(work: &mut Work, room: &Room, most: i64) -> Result<Vec<Waiting>> {
     let rows = sqlx::query!(
-        r#"with recursive tenants as (
+        r#"with recursive of_agent as (select agent_id, count(*) as slots from slot join run on run.id = slot.run_id group by agent_id),
+           of_tenant as (select tenant_id, count(*) as slots from slot group by tenant_id),
+           tenants as (
                (select tenant_id from run where state = 'queued' and backend = $1 order by tenant_id limit 1)
                union all
                select (select tenant_id from run where state = 'queued' and backend = $1 and tenant_id > tenants.tenant_id order by tenant_id limit 1)
                from tenants where tenants.tenant_id is not null)
-           select best.id as "id!", best.tenant_id as "tenant_id!", best.priority as "priority!", best.created_at as "created_at!", best.sandbox as "sandbox!"
-           from tenants cross join lateral (
-               select run.id, run.tenant_id, run.priority, run.created_at, run.sandbox from run left join workspace on workspace.session_id = run.session_id
+           select best.id as "id!", best.tenant_id as "tenant_id!", best.priority as "priority!", best.created_at as "created_at!", best.sandbox as "sandbox!",
+                  best.agent_id as "agent_id!", best.agent_left, tenant.concurrent - coalesce(of_tenant.slots, 0) as tenant_left
+           from tenants join tenant on tenant.id = tenants.tenant_id and tenant.paused_at is null left join of_tenant on of_tenant.tenant_id = tenant.id
+           cross join lateral (
+               select run.id, run.tenant_id, run.priority, run.created_at, run.sandbox, run.agent_id, run.concurrent - coalesce(of_agent.slots, 0) as agent_left
+               from run join agent on agent.id = run.agent_id and agent.paused_at is null left join of_agent on of_agent.agent_id = run.agent_id
+                   left join workspace on workspace.session_id = run.session_id
                where run.state = 'queued' and run.backend = $1 and run.tenant_id = tenants.tenant_id
+                   and (run.concurrent is null or run.concurrent > coalesce(of_agent.slots, 0))
                    and (workspace.session_id is null or (workspace.pool = $2 and workspace.run_id is null))
                order by run.priority desc, run.created_at, run.id limit $3) as best
-           where tenants.tenant_id is not null"#,
+           where tenants.tenant_id is not null and not exists (select 1 from installation where paused_at is not null)
+               and (tenant.concurrent is null or tenant.concurrent > coalesce(of_tenant.slots, 0))"#,
         room.backend,
         room.name,
         most
@@ -110,6 +141,9 @@ pub(crate) async fn waiting(work: &mut Work, room: &Room, most: i64) -> Result<V
             priority: row.priority,
             created_at: row.created_at,
             sandbox: row.sandbox,
+            agent: row.agent_id,
+            agent_left: row.agent_left,
+            tenant_left: row.tenant_left,
         })
         .collect())
 }
@@ -157,19 +191,33 @@ pub(crate) async fn take(work: &mut Work, pool: &str, slots: &[(RunId, i32, Tena
     Ok(())
 }
 
-/// Frees slots and wakes their pools.
+/// Frees slots and wakes their pools; all of the backend's where a limit of the agent or the tenant has room now, too.
 pub(crate) async fn release_slots(work: &mut Work, slots: &[(RunId, i32)]) -> Result<()> {
     if slots.is_empty() {
         return Ok(());
     }
     let (runs, epochs): (Vec<Uuid>, Vec<i32>) = slots.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
-    let pools = sqlx::query_scalar!(
-        "delete from slot using unnest($1::uuid[], $2::int[]) as old (run, epoch) where run_id = old.run and slot.epoch = old.epoch returning pool",
+    let freed = sqlx::query!(
+        r#"delete from slot using unnest($1::uuid[], $2::int[]) as old (run, epoch) where run_id = old.run and slot.epoch = old.epoch
+           returning pool, (exists (select 1 from run where run.id = slot.run_id and concurrent is not null)
+                            or exists (select 1 from tenant where tenant.id = slot.tenant_id and concurrent is not null)) as "limited!""#,
         &runs,
         &epochs
     )
     .fetch_all(work.db())
     .await?;
+    let limited = freed.iter().any(|slot| slot.limited);
+    let mut pools: Vec<String> = freed.into_iter().map(|slot| slot.pool).collect();
+    pools.sort_unstable();
+    pools.dedup();
+    if limited {
+        pools = sqlx::query_scalar!(
+            "select name from pool where backend in (select backend from pool where name = any($1)) order by name limit 1000",
+            &pools
+        )
+        .fetch_all(work.db())
+        .await?;
+    }
     for pool in pools {
         work.command(Command::Admit { pool });
     }
