@@ -30,6 +30,7 @@ Examples:
 Exit codes: 0 done; 1 the run failed; 2 wrong use; 3 the run was canceled; 4 the run timed out; 5 the server refused; 6 no server.";
 
 #[derive(Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one of it in a process")]
 enum Command {
     #[command(flatten)]
     Client(client::ClientCommand),

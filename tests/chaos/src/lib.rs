@@ -39,7 +39,7 @@ pub async fn run(seed: u64, seconds: u64) -> Result<Report> {
     ground.heal().await?;
     load.stop();
     let mut refused = Vec::new();
-    while let Some(client) = clients.join_next().await {
+    while let Some(client) = clients.clients.join_next().await {
         if let Err(error) = client.context("a client")? {
             refused.push(format!("{error:#}"));
         }

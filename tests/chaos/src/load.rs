@@ -64,7 +64,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 impl Load {
     /// Starts the receiver and the clients; they end when `stop` was called and what they began is accepted.
-    pub async fn start(urls: &[String; 2], token: &str, seed: u64) -> Result<(Self, JoinSet<Result<()>>)> {
+    pub async fn start(urls: &[String; 2], token: &str, seed: u64) -> Result<(Self, Clients)> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let hook = format!("http://{}/hook", listener.local_addr()?);
         let load = Self {
@@ -77,20 +77,14 @@ impl Load {
             hook,
             next: Arc::default(),
         };
-        let posts = load.posts.clone();
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let posts = posts.clone();
-                // One that breaks off is the sender's to send again.
-                tokio::spawn(async move { tokio::time::timeout(Duration::from_secs(10), receive(stream, &posts)).await });
-            }
-        });
+        let mut receiver = JoinSet::new();
+        receiver.spawn(take_posts(listener, load.posts.clone()));
         let mut clients = JoinSet::new();
         for number in 0..CLIENTS {
             let (load, rng) = (load.clone(), fastrand::Rng::with_seed(seed.wrapping_mul(1000).wrapping_add(number as u64)));
             clients.spawn(async move { load.client(rng).await });
         }
-        Ok((load, clients))
+        Ok((load, Clients { clients, _receiver: receiver }))
     }
 
     pub fn stop(&self) {
@@ -189,6 +183,24 @@ impl Load {
             anyhow::ensure!(Instant::now() < patience, "{path} was not answered for 120 s: {told}");
             tokio::time::sleep(AGAIN).await;
         }
+    }
+}
+
+/// The clients at work, and the receiver of deliveries.
+pub struct Clients {
+    pub clients: JoinSet<Result<()>>,
+    _receiver: JoinSet<()>,
+}
+
+async fn take_posts(listener: TcpListener, posts: Arc<Mutex<Vec<Post>>>) {
+    let mut open = JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        while open.try_join_next().is_some() {}
+        let posts = posts.clone();
+        // One that breaks off is the sender's to send again.
+        open.spawn(
+            async move { tokio::time::timeout(Duration::from_secs(10), receive(stream, &posts)).await.is_ok_and(|taken| taken.is_ok()) },
+        );
     }
 }
 

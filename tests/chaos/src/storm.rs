@@ -48,6 +48,9 @@ faults! {
     SilentS3 = "S3 silent",
     CutS3 = "connections to S3 cut",
     SlowS3 = "S3 slow",
+    RefusingS3 = "S3 answers 503 SlowDown",
+    LosingS3 = "answers of S3 lost after the body",
+    LosingNats = "acknowledgements of NATS lost",
     CutGateway = "gateway connections cut",
     SilentGateway = "gateway silent",
     SlowGateway = "gateway slow",
@@ -67,6 +70,9 @@ pub struct Weather {
     /// Runs whose supervisor was killed.
     pub hit: HashSet<String>,
 }
+
+/// As S3 says that it is asked too much (Amazon S3 API, "Error responses").
+const SLOW_DOWN: &str = "HTTP/1.1 503 Slow Down\r\ncontent-type: application/xml\r\ncontent-length: 125\r\nconnection: close\r\n\r\n<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
 
 /// How long a run may take to settle after a fault, before the storm goes on without it.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -192,6 +198,9 @@ async fn strike(ground: &Ground, rng: &mut fastrand::Rng, fault: Fault, weather:
             Ok(())
         }
         Fault::SlowS3 => through(&ground.s3, Mode::Throttle { bytes_per_s: 100_000 }, moment(rng)).await,
+        Fault::RefusingS3 => through(&ground.s3, Mode::Answer(SLOW_DOWN), moment(rng)).await,
+        Fault::LosingS3 => through(&ground.s3, Mode::LoseAnswers, moment(rng)).await,
+        Fault::LosingNats => through(&ground.nats, Mode::LoseAnswers, moment(rng)).await,
         Fault::CutGateway => {
             ground.gateways[rng.usize(0..2)].cut().await;
             Ok(())

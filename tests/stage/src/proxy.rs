@@ -35,6 +35,10 @@ pub enum Mode {
     },
     /// Every piece of data arrives so much later.
     Delay(Duration),
+    /// Every connection is answered with this text and ended; those that exist are cut at their next byte. For servers that speak HTTP.
+    Answer(&'static str),
+    /// What clients send arrives; the connection ends instead of the answer.
+    LoseAnswers,
 }
 
 /// A proxy on a loopback port of its own. Gone with this value, and all its connections too.

@@ -8,7 +8,10 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use sqlx::{Connection, PgConnection, Row};
 use stage::{Mode, Proxy, fresh_database};
-use tokio::time::timeout;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::timeout,
+};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const SHORT: Duration = Duration::from_millis(300);
@@ -132,5 +135,33 @@ async fn delay_and_throttle_take_their_time() -> Result<()> {
     let text: String = sqlx::query("SELECT repeat('x', 50000)").fetch_one(&mut connection).await?.try_get(0)?;
     assert_eq!(text.len(), 50_000);
     ensure!(began.elapsed() >= Duration::from_millis(450), "half a second's worth: {:?}", began.elapsed());
+    Ok(())
+}
+
+#[tokio::test]
+async fn lost_answers_arrive_and_are_not_answered() -> Result<()> {
+    let world = World::new().await?;
+    let mut connection = world.connect().await?;
+    world.proxy.set(Mode::LoseAnswers).await;
+    let lost = timeout(PATIENCE, sqlx::raw_sql("INSERT INTO item (name) VALUES ('x')").execute(&mut connection)).await?;
+    ensure!(matches!(lost, Err(sqlx::Error::Io(_))), "{lost:?}");
+    world.proxy.up().await;
+    let arrived = stage::wait_for("what was sent", PATIENCE, async || (world.items().await.ok()? == 1).then_some(())).await;
+    ensure!(arrived.is_ok(), "what was sent did not arrive");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_proxy_that_answers_itself_cuts_the_others() -> Result<()> {
+    const ANSWER: &str = "HTTP/1.1 503 Slow Down\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    let world = World::new().await?;
+    let mut connection = world.connect().await?;
+    world.proxy.set(Mode::Answer(ANSWER)).await;
+    let mut client = tokio::net::TcpStream::connect(world.proxy.address()).await?;
+    client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await?;
+    let mut told = String::new();
+    timeout(PATIENCE, client.read_to_string(&mut told)).await??;
+    assert_eq!(told, ANSWER);
+    ensure!(timeout(PATIENCE, insert(&mut connection)).await?.is_err(), "a connection that existed goes on");
     Ok(())
 }

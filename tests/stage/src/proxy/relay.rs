@@ -40,14 +40,28 @@ pub(super) async fn connection(client: TcpStream, upstream: SocketAddr, control:
     let pump = |direction| Pump { control: control.clone(), conversation: conversation.clone(), direction };
     let (mut up, mut down) = (pump(Direction::ToServer), pump(Direction::ToClient));
     let carry = async {
-        up.passing().await?;
+        if let Mode::Answer(text) = up.passing().await? {
+            return answer(client, text).await;
+        }
         let server = TcpStream::connect(upstream).await?;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
-        tokio::try_join!(up.run(from_client, to_server), down.run(from_server, to_client))
+        tokio::try_join!(up.run(from_client, to_server), down.run(from_server, to_client)).map(drop)
     };
     carry.await.ok();
+}
+
+/// Reads a request's head and answers it.
+async fn answer(mut client: TcpStream, text: &str) -> Result<()> {
+    let mut head = Vec::new();
+    while !head.windows(4).any(|window| window == b"\r\n\r\n") {
+        if client.read_buf(&mut head).await? == 0 {
+            return Ok(());
+        }
+    }
+    client.write_all(text.as_bytes()).await?;
+    client.shutdown().await
 }
 
 impl Pump {
@@ -56,13 +70,17 @@ impl Pump {
         loop {
             let room = match self.control.borrow().mode {
                 Mode::Throttle { bytes_per_s } => usize::try_from(bytes_per_s / PIECES_PER_S).map_or(1, |room| room.clamp(1, PIECE_BYTES)),
-                Mode::Pass | Mode::Refuse | Mode::BlackHole | Mode::Delay(_) => PIECE_BYTES,
+                Mode::Pass | Mode::Refuse | Mode::BlackHole | Mode::Delay(_) | Mode::Answer(_) | Mode::LoseAnswers => PIECE_BYTES,
             };
             let length = from.read(&mut buffer[..room]).await?;
             match self.passing().await? {
                 Mode::Delay(delay) => tokio::time::sleep(delay).await,
                 Mode::Throttle { bytes_per_s } => tokio::time::sleep(seconds_for(length, bytes_per_s)).await,
-                Mode::Pass | Mode::Refuse | Mode::BlackHole => {}
+                Mode::Answer(_) => return Err(Error::new(ErrorKind::ConnectionAborted, "cut: others are answered by the proxy")),
+                Mode::LoseAnswers if matches!(self.direction, Direction::ToClient) => {
+                    return Err(Error::new(ErrorKind::ConnectionAborted, "the answer is lost"));
+                }
+                Mode::Pass | Mode::Refuse | Mode::BlackHole | Mode::LoseAnswers => {}
             }
             if length == 0 {
                 return to.shutdown().await;
