@@ -16,7 +16,7 @@ use tokio::{
     net::TcpStream,
 };
 use towpath_chassis::{config::Hidden, db, secret, secret::Secrets};
-use towpath_schemas::{PrincipalId, RunId, TenantId, TokenId};
+use towpath_schemas::{PrincipalId, RunId, TenantId, TokenId, subject};
 
 const SOON: Duration = Duration::from_secs(60);
 const TOKEN: &str = "tp_bench";
@@ -39,6 +39,12 @@ pub struct Ground {
 
 /// A process of Towpath, killed when this is dropped.
 pub struct Process(Child);
+
+impl Process {
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
 
 impl Drop for Process {
     fn drop(&mut self) {
@@ -148,6 +154,17 @@ impl Ground {
             .fetch_one(&self.admin)
             .await?;
         Ok(Counts { statements, commits, rows })
+    }
+
+    /// Messages that the NATS server has taken from everybody so far.
+    pub async fn nats_messages(&self) -> Result<f64> {
+        let client = stage::connect_nats(&self.nats_url).await?;
+        let mut total = 0.0;
+        for stream in [subject::COMMAND, subject::OUTPUT] {
+            let stream = async_nats::jetstream::new(client.clone()).get_stream(stream).await?;
+            total += stream.cached_info().state.last_sequence as f64;
+        }
+        Ok(total)
     }
 
     /// Statistics of single statements begin anew.

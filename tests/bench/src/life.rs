@@ -83,6 +83,25 @@ impl Figures {
     }
 }
 
+/// Starts runs whose sandboxes stay connected and do nothing, for as long as the answer lives.
+pub async fn idle(ground: &Ground, runs: usize) -> Result<Vec<guest::Connected>> {
+    let nats = stage::connect_nats(&ground.nats_url).await?;
+    let asked = nats.subscribe(subject::host_all(HOST)).await?;
+    nats.flush().await?;
+    let guests = asked
+        .filter_map(async |message| message.subject.rsplit('.').next().and_then(|run| run.parse::<RunId>().ok()))
+        .scan(std::collections::HashSet::new(), |seen, run| futures::future::ready(Some(seen.insert(run).then_some(run))))
+        .filter_map(futures::future::ready)
+        .take(runs)
+        .map(|run| guest::connect(ground, run))
+        .buffer_unordered(64)
+        .try_collect::<Vec<_>>();
+    let (_, guests) = tokio::try_join!(submit(ground, runs, IN_FLIGHT), async {
+        tokio::time::timeout(SOON, guests).await.context("not all runs were started")?
+    })?;
+    Ok(guests)
+}
+
 /// Submits runs and plays their supervisors.
 async fn batch(ground: &Ground, until: Until, runs: usize, in_flight: usize) -> Result<Figures> {
     let nats = stage::connect_nats(&ground.nats_url).await?;
@@ -119,7 +138,7 @@ async fn batch(ground: &Ground, until: Until, runs: usize, in_flight: usize) -> 
 }
 
 /// Each run with the moment before its request was sent.
-async fn submit(ground: &Ground, runs: usize, in_flight: usize) -> Result<Vec<(RunId, Instant)>> {
+pub async fn submit(ground: &Ground, runs: usize, in_flight: usize) -> Result<Vec<(RunId, Instant)>> {
     let left = AtomicUsize::new(runs);
     let all = try_join_all((0..in_flight).map(|_| async {
         let mut client = ground.client().await?;

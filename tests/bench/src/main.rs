@@ -3,8 +3,10 @@
 mod accept;
 mod ground;
 mod guest;
+mod idle;
 mod life;
 mod limit;
+mod queue;
 
 use clap::{Parser, Subcommand};
 use ground::Ground;
@@ -30,6 +32,10 @@ enum What {
     Dispatch,
     /// From submit to settled
     Drain,
+    /// Submitting and looking beside 100,000 runs that wait
+    Queue,
+    /// 2,000 sandboxes that are connected and do nothing
+    Idle,
 }
 
 #[tokio::main]
@@ -41,6 +47,8 @@ async fn main() -> anyhow::Result<()> {
     let measured = match arguments.what {
         What::Accept => accept::measure(&ground).await,
         What::Dispatch => life::measure(&ground, life::Until::Started).await,
+        What::Queue => queue::measure(&ground).await,
+        What::Idle => idle::measure(&ground).await,
         What::Drain => life::measure(&ground, life::Until::Settled).await,
     };
     ground.stop().await?;
