@@ -60,6 +60,7 @@ fn described() -> OpenApiRouter<Api> {
         .merge(routes::deliveries::routes())
         .merge(routes::tenants::routes())
         .merge(routes::dead::routes())
+        .merge(routes::stuck::routes())
 }
 
 /// The OpenAPI description, made from the handlers.

@@ -394,6 +394,21 @@ pub struct TenantLimits {
     pub concurrent: Option<i32>,
 }
 
+/// Something that has not moved for longer than it should, and what would move it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(ToSchema))]
+pub struct Stuck {
+    /// One word; also the label `kind` of the metric `towpath_stuck`.
+    pub kind: String,
+    pub count: i64,
+    /// How long the oldest has not moved, in seconds.
+    pub oldest_s: f64,
+    /// One of them: a run, a delivery, a message.
+    pub example: Option<String>,
+    pub told: String,
+    pub cure: String,
+}
+
 /// A message that was laid aside.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(ToSchema))]

@@ -60,6 +60,13 @@ pub async fn metrics(State(api): State<Api>) -> Response {
         metrics::gauge!("towpath_ready", "role" => role).set(count as f64);
         metrics::gauge!("towpath_ready_age_seconds", "role" => role).set(age);
     }
+    for stuck in super::stuck::all(&api.chassis).await.unwrap_or_default() {
+        metrics::gauge!("towpath_stuck", "kind" => stuck.kind.clone()).set(stuck.count as f64);
+        metrics::gauge!("towpath_stuck_age_seconds", "kind" => stuck.kind).set(stuck.oldest_s);
+    }
+    for (state, count) in towpath_run::view::by_state(db).await.unwrap_or_default() {
+        metrics::gauge!("towpath_runs", "state" => state.word()).set(count as f64);
+    }
     if let Ok(slots) = towpath_run::admission::slots_held(db).await {
         metrics::gauge!("towpath_slots_held").set(slots as f64);
     }

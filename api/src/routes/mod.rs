@@ -9,5 +9,6 @@ pub mod record;
 pub mod runs;
 pub mod sessions;
 pub mod steers;
+pub mod stuck;
 pub mod tenants;
 pub mod uploads;

@@ -14,6 +14,7 @@ pub mod outbox;
 pub mod secret;
 pub mod store;
 pub mod streams;
+pub mod stuck;
 pub mod sweep;
 pub mod task;
 pub mod telemetry;

@@ -2,11 +2,13 @@
 
 pub mod address;
 pub mod state;
+mod stuck;
 mod sweep;
 mod table;
 mod webhook;
 mod worker;
 
+pub use stuck::stuck;
 pub use sweep::{sweeps, timers};
 pub use table::{Owed, create, due, of_run, remove, retry};
 pub use webhook::{check_target, secret_place};

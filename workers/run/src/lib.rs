@@ -7,10 +7,12 @@ pub mod report;
 pub mod retention;
 mod settle;
 pub mod state;
+mod stuck;
 pub mod sweep;
 mod table;
 pub mod view;
 mod worker;
 
+pub use stuck::stuck;
 pub use table::{Deadline, NewRow, TargetRow, existing, targets};
 pub use worker::handlers;

@@ -41,6 +41,7 @@ const COLUMNS: &str = "run.id, run.session_id, run.agent_name, run.agent_version
     (select count(*) from transcript where run_id = run.id and gap is not null) as transcript_gaps,
     coalesce((select sum(cut_bytes) from transcript where run_id = run.id), 0)::bigint as transcript_cut,
     (select count(*) from run_target where run_id = run.id) as targets,
+    (run.active and exists (select 1 from sandbox where run_id = run.id and epoch = run.epoch and unknown_since is not null)) as sandbox_unknown,
     case when run.state <> 'queued' then null
          when exists (select 1 from installation where paused_at is not null) or exists (select 1 from tenant where id = run.tenant_id and paused_at is not null)
              or exists (select 1 from agent where id = run.agent_id and paused_at is not null) then 'pause'
@@ -54,6 +55,7 @@ fn run_of(row: &sqlx::postgres::PgRow) -> Result<Run> {
     let exited: bool = row.try_get("exited")?;
     let (open, gaps): (i64, i64) = (row.try_get("transcript_open")?, row.try_get("transcript_gaps")?);
     let cut: i64 = row.try_get("transcript_cut")?;
+    let sandbox_unknown: bool = row.try_get("sandbox_unknown")?;
     let labels: sqlx::types::Json<BTreeMap<String, String>> = row.try_get("labels")?;
     Ok(Run {
         id: row.try_get::<Uuid, _>("id")?.into(),
@@ -64,8 +66,13 @@ fn run_of(row: &sqlx::postgres::PgRow) -> Result<Run> {
         mode: mode(row.try_get("mode")?),
         state,
         wanted: wanted.map(word).transpose()?,
-        reason: row.try_get("reason")?,
-        message: row.try_get("message")?,
+        // Said for as long as it is so; it changes nothing.
+        reason: if sandbox_unknown && !state.ended() { Some("sandbox_unknown".to_owned()) } else { row.try_get("reason")? },
+        message: if sandbox_unknown && !state.ended() {
+            Some("nobody can tell whether its sandbox is there; its host's log tells why".to_owned())
+        } else {
+            row.try_get("message")?
+        },
         prompt: None,
         labels: labels.0,
         priority: row.try_get("priority")?,
@@ -227,6 +234,17 @@ fn parse_cursor(cursor: &str) -> Result<(DateTime<Utc>, RunId)> {
     let (at, id) = cursor.split_once('_').ok_or_else(refuse)?;
     let at = at.parse().ok().and_then(DateTime::from_timestamp_micros).ok_or_else(refuse)?;
     Ok((at, id.parse().map_err(|_| refuse())?))
+}
+
+/// Runs that have not ended, by state; states without any too.
+pub async fn by_state(db: &PgPool) -> Result<Vec<(RunState, i64)>> {
+    let open = [RunState::Queued, RunState::Starting, RunState::Running, RunState::Stopping, RunState::Finishing];
+    let rows = sqlx::query!(
+        r#"select state, count(*) as "count!" from run where state in ('queued', 'starting', 'running', 'stopping', 'finishing') group by state"#
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(open.into_iter().map(|state| (state, rows.iter().find(|row| row.state == state.word()).map_or(0, |row| row.count))).collect())
 }
 
 /// Rows of a run's history read at a time.

@@ -1,7 +1,7 @@
 //! `towpath doctor`: from here to the server, step by step, each with what to do when it fails.
 
 use serde_json::Value;
-use towpath_schemas::body::{Agent, Page, Run};
+use towpath_schemas::body::{Agent, Page, Run, Stuck};
 
 use super::{
     api::Api,
@@ -97,7 +97,31 @@ async fn examine(api: &Api) -> Vec<Finding> {
             findings.push(Finding { what: "waiting runs", told: words(&failure), cure: Some("Try again in a moment.".to_owned()) })
         }
     }
+    findings.extend(stuck(api).await);
     findings
+}
+
+/// What has not moved for too long. Only the operator is told.
+async fn stuck(api: &Api) -> Vec<Finding> {
+    let Ok(stuck) = api.get(&["v1", "stuck"], &[]).await.and_then(read::<Page<Stuck>>) else { return Vec::new() };
+    if stuck.items.is_empty() {
+        return vec![Finding { what: "stuck", told: "nothing".to_owned(), cure: None }];
+    }
+    stuck
+        .items
+        .into_iter()
+        .map(|stuck| Finding {
+            what: "stuck",
+            told: format!(
+                "{}: {}, the oldest for {:.0} s{}",
+                stuck.told,
+                stuck.count,
+                stuck.oldest_s,
+                stuck.example.map(|example| format!(" ({example})")).unwrap_or_default()
+            ),
+            cure: Some(stuck.cure),
+        })
+        .collect()
 }
 
 fn words(failure: &Failure) -> String {
