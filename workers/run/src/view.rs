@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, PgPool, Row};
+use sqlx::{PgConnection, PgPool, Postgres, QueryBuilder, Row};
 use towpath_chassis::{Error, Result};
 use towpath_schemas::{
     ErrorCode,
@@ -45,8 +45,8 @@ const COLUMNS: &str = "run.id, run.session_id, run.agent_name, run.agent_version
     case when run.state <> 'queued' then null
          when exists (select 1 from installation where paused_at is not null) or exists (select 1 from tenant where id = run.tenant_id and paused_at is not null)
              or exists (select 1 from agent where id = run.agent_id and paused_at is not null) then 'pause'
-         when run.concurrent <= (select count(*) from slot join run as other on other.id = slot.run_id where other.agent_id = run.agent_id)
-             or (select concurrent from tenant where id = run.tenant_id) <= (select count(*) from slot where slot.tenant_id = run.tenant_id) then 'limit'
+         when run.concurrent is not null and run.concurrent <= (select count(*) from slot where slot.agent_id = run.agent_id) then 'limit'
+         when exists (select 1 from tenant where id = run.tenant_id and concurrent is not null and concurrent <= (select count(*) from slot where slot.tenant_id = tenant.id)) then 'limit'
          else run.waiting_for end as waiting_for";
 
 fn run_of(row: &sqlx::postgres::PgRow) -> Result<Run> {
@@ -198,30 +198,29 @@ pub(crate) async fn for_delivery(db: &mut PgConnection, id: RunId) -> Result<For
 /// A page of the tenant's runs, newest first.
 pub async fn list(db: &PgPool, tenant: TenantId, filter: &Filter) -> Result<Page<Run>> {
     let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
-    let (label_key, label_value) = match filter.label.as_deref().map(|label| label.split_once('=').unwrap_or((label, "\u{0}any"))) {
-        Some((key, "\u{0}any")) => (Some(key.to_owned()), None),
-        Some((key, value)) => (Some(key.to_owned()), Some(value.to_owned())),
-        None => (None, None),
-    };
-    let sql = format!(
-        "select {COLUMNS} from run where tenant_id = $1
-             and ($2::text is null or agent_name = $2) and ($3::text is null or state = $3) and ($4::uuid is null or session_id = $4)
-             and ($5::text is null or (labels ? $5 and ($6::text is null or labels ->> $5 = $6)))
-             and ($7::timestamptz is null or (created_at, id) < ($7, $8))
-         order by created_at desc, id desc limit $9"
-    );
-    let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
-        .bind(tenant.uuid())
-        .bind(filter.agent.as_deref())
-        .bind(filter.state.map(RunState::word))
-        .bind(filter.session.map(SessionId::uuid))
-        .bind(label_key)
-        .bind(label_value)
-        .bind(after.map(|(at, _)| at))
-        .bind(after.map(|(_, id)| id.uuid()))
-        .bind(PAGE_ROWS + 1)
-        .fetch_all(db)
-        .await?;
+    // Only what was asked for stands in the query, and the limit as a number: with `or null` and a bound limit the planner sorts all of a tenant's runs for one page.
+    let mut query = QueryBuilder::<Postgres>::new(format!("select {COLUMNS} from run where tenant_id = "));
+    query.push_bind(tenant.uuid());
+    if let Some(agent) = &filter.agent {
+        query.push(" and agent_name = ").push_bind(agent);
+    }
+    if let Some(state) = filter.state {
+        query.push(" and state = ").push_bind(state.word());
+    }
+    if let Some(session) = filter.session {
+        query.push(" and session_id = ").push_bind(session.uuid());
+    }
+    if let Some(label) = &filter.label {
+        match label.split_once('=') {
+            Some((key, value)) => query.push(" and labels ->> ").push_bind(key).push(" = ").push_bind(value),
+            None => query.push(" and labels ? ").push_bind(label),
+        };
+    }
+    if let Some((at, id)) = after {
+        query.push(" and (created_at, id) < (").push_bind(at).push(", ").push_bind(id.uuid()).push(")");
+    }
+    query.push(format!(" order by created_at desc, id desc limit {}", PAGE_ROWS + 1));
+    let rows = query.build().fetch_all(db).await?;
     let mut items = rows.iter().map(run_of).collect::<Result<Vec<_>>>()?;
     let more = items.len() as i64 > PAGE_ROWS;
     items.truncate(usize::try_from(PAGE_ROWS).unwrap_or(usize::MAX));

@@ -107,7 +107,7 @@ pub(crate) async fn lock_limited(work: &mut Work, backend: &str) -> Result<()> {
 /// however many wait.
 pub(crate) async fn waiting(work: &mut Work, room: &Room, most: i64) -> Result<Vec<Waiting>> {
     let rows = sqlx::query!(
-        r#"with recursive of_agent as (select agent_id, count(*) as slots from slot join run on run.id = slot.run_id group by agent_id),
+        r#"with recursive of_agent as (select agent_id, count(*) as slots from slot group by agent_id),
            of_tenant as (select tenant_id, count(*) as slots from slot group by tenant_id),
            tenants as (
                (select tenant_id from run where state = 'queued' and backend = $1 order by tenant_id limit 1)
@@ -168,7 +168,8 @@ pub(crate) async fn take(work: &mut Work, pool: &str, slots: &[(RunId, i32, Tena
     let tenants: Vec<Uuid> = slots.iter().map(|slot| slot.2.uuid()).collect();
     let sessions: Vec<Uuid> = slots.iter().map(|slot| slot.3.uuid()).collect();
     sqlx::query!(
-        "insert into slot (run_id, epoch, pool, tenant_id) select run, epoch, $4, tenant from unnest($1::uuid[], $2::int[], $3::uuid[]) as t (run, epoch, tenant)",
+        "insert into slot (run_id, epoch, pool, tenant_id, agent_id)
+         select t.run, t.epoch, $4, tenant, run.agent_id from unnest($1::uuid[], $2::int[], $3::uuid[]) as t (run, epoch, tenant) join run on run.id = t.run",
         &runs,
         &epochs,
         &tenants,
