@@ -55,7 +55,7 @@ async fn a_run_ends_at_its_maximum_and_at_its_deadline_working_or_waiting() -> R
 #[tokio::test]
 async fn an_agent_and_a_tenant_have_no_more_runs_at_a_time_than_they_may() -> Result<()> {
     let world = world("6").await?;
-    let noted = "echo started $(date +%s%N); sleep 0.4; echo ended $(date +%s%N)";
+    let noted = "echo started $(date +%s%N); sleep 0.8; echo ended $(date +%s%N)";
     world.agent("one", &["/bin/sh", "-c", noted], json!({ "limits": { "concurrent": 1 } })).await?;
     world.agent("other", &["/bin/sh", "-c", noted], json!({})).await?;
     let mut runs = Vec::new();
