@@ -71,13 +71,3 @@ pub async fn forget(db: &PgPool, id: i64) -> Result<()> {
     let done = sqlx::query!("delete from dead where id = $1", id).execute(db).await?;
     if done.rows_affected() == 0 { Err(no_such(id)) } else { Ok(()) }
 }
-
-/// How many there are, and the age of the oldest in seconds.
-pub async fn count(db: &PgPool) -> Result<(i64, f64)> {
-    let row = sqlx::query!(
-        r#"select count(*) as "count!", coalesce(extract(epoch from now() - min(created_at)), 0)::float8 as "age!" from dead"#
-    )
-    .fetch_one(db)
-    .await?;
-    Ok((row.count, row.age))
-}

@@ -135,10 +135,10 @@ impl Store {
         }
     }
 
-    /// Deletes up to 1,000 objects. Deleting what is not there is fine.
-    pub async fn delete_all(&self, keys: &[String]) -> Result<()> {
+    /// Deletes up to 1,000 objects; those that are gone now. Deleting what is not there is fine.
+    pub async fn delete_all(&self, keys: &[String]) -> Result<Vec<String>> {
         kill::point("delete").await;
-        let Some(first) = keys.first() else { return Ok(()) };
+        let Some(first) = keys.first() else { return Ok(Vec::new()) };
         let broken = |error: aws_sdk_s3::error::BuildError| Error::broken(format!("delete: {error}"));
         let objects: Vec<ObjectIdentifier> =
             keys.iter().map(|key| ObjectIdentifier::builder().key(key).build().map_err(broken)).collect::<Result<_>>()?;
@@ -151,16 +151,12 @@ impl Store {
             .send()
             .await
             .map_err(|error| failure("delete", first, &error))?;
-        // The answer is 200 even when some were not deleted.
-        match answer.errors().first() {
-            None => Ok(()),
-            Some(error) => Err(Error::Store {
-                doing: "delete",
-                key: error.key().unwrap_or(first).to_owned(),
-                detail: error.message().or(error.code()).unwrap_or("refused").to_owned(),
-                found: Found::Unsure,
-            }),
+        // The answer is 200 even when some were not deleted; it names those.
+        for refused in answer.errors() {
+            tracing::warn!(key = refused.key(), code = refused.code(), "an object cannot be deleted; tried again later");
         }
+        let stays = |key: &String| answer.errors().iter().any(|refused| refused.key() == Some(key.as_str()));
+        Ok(keys.iter().filter(|key| !stays(key)).cloned().collect())
     }
 }
 

@@ -28,10 +28,13 @@ async fn abandoned(chassis: Chassis) -> Result<u64> {
 /// The object goes first, then its row: whatever happens between, it is done again.
 async fn unused(chassis: Chassis) -> Result<u64> {
     let keys = table::unused_objects(&chassis.db).await?;
-    if !keys.is_empty() {
-        chassis.store.delete_all(&keys).await?;
-        table::objects_gone(&chassis.db, &keys).await?;
-        metrics::counter!("towpath_deleted_objects_total").increment(keys.len() as u64);
+    if keys.is_empty() {
+        return Ok(0);
     }
-    Ok(keys.len() as u64)
+    let gone = chassis.store.delete_all(&keys).await?;
+    table::objects_gone(&chassis.db, &gone).await?;
+    metrics::counter!("towpath_deleted_objects_total").increment(gone.len() as u64);
+    let stay: Vec<String> = keys.into_iter().filter(|key| !gone.contains(key)).collect();
+    table::put_off(&chassis.db, &stay).await?;
+    Ok(gone.len() as u64)
 }

@@ -92,6 +92,14 @@ pub(crate) async fn unused_objects(db: &PgPool) -> Result<Vec<String>> {
     .await?)
 }
 
+/// Objects that the store did not delete come up again after the others.
+pub(crate) async fn put_off(db: &PgPool, keys: &[String]) -> Result<()> {
+    if !keys.is_empty() {
+        sqlx::query!("update object set unused_at = now() where key = any($1) and state = 'deleting'", keys).execute(db).await?;
+    }
+    Ok(())
+}
+
 pub(crate) async fn objects_gone(db: &PgPool, keys: &[String]) -> Result<()> {
     sqlx::query!("delete from object where key = any($1) and state = 'deleting'", keys).execute(db).await?;
     Ok(())
