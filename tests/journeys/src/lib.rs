@@ -352,6 +352,8 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
+        // Whoever watches their memory holds the list, too.
+        self.lock().clear();
         for pid in supervisors(&self.state) {
             if let Some(pid) = rustix::process::Pid::from_raw(pid) {
                 // It may have left meanwhile.
