@@ -219,6 +219,8 @@ async fn old(world: &World, days: &str) -> Result<Life> {
     life::seal(&world.first, &life).await?;
     life::handle(&world.first, "run", vec![life.sealed()]).await?;
     life::handle(&world.first, "deliver", deliveries(world).await?).await?;
+    world.vanish(life.run, life.epoch)?;
+    world.first.host.attend(&world.first.chassis, None).await?;
     age(world, days).await?;
     Ok(life)
 }

@@ -149,6 +149,8 @@ async fn an_ended_run_is_removed_with_all_that_was_kept_of_it() -> Result<()> {
         (answer.0 == StatusCode::NO_CONTENT).then_some(())
     })
     .await?;
+    let folders = world.state.join("sandboxes");
+    stage::wait_for("the sandbox's folder to go", SOON, async || std::fs::read_dir(&folders).ok()?.next().is_none().then_some(())).await?;
     for path in ["", "/history", "/transcript", "/outputs", "/steers", "/events", "/deliveries"] {
         let (status, _) = world.call(reqwest::Method::GET, &format!("/v1/runs/{run}{path}"), None).await?;
         ensure!(status == StatusCode::NOT_FOUND, "{path}: {status}");
@@ -191,5 +193,27 @@ async fn a_search_that_finds_nothing_for_long_answers_where_to_go_on() -> Result
     ensure!(first["items"] == json!([]), "{first}");
     let second = world.get(&format!("/v1/runs/{run}/search?q=needle&after={cursor}")).await?;
     ensure!(second["items"][0]["text"] == "needle" && second["cursor"].is_null(), "{second}");
+    world.finish().await
+}
+
+#[tokio::test]
+async fn a_run_that_cannot_be_removed_yet_keeps_all_that_it_has() -> Result<()> {
+    let world = World::start().await?;
+    world.example("echo").await?;
+    let receiver = towpath_journeys::Receiver::start(&["500 Internal Server Error"]).await?;
+    let run = world
+        .start_run(json!({ "agent": "echo", "prompt": "{\"print\": \"kept\"}", "deliver": [{ "webhook": { "url": receiver.url } }] }))
+        .await?;
+    world.ended(&run).await?;
+    let remove = async || world.call(reqwest::Method::DELETE, &format!("/v1/runs/{run}"), None).await;
+    // First its sandbox holds it, then the delivery that fails.
+    let told = |problem: &Value| problem["detail"].as_str().is_some_and(|detail| detail.contains("deliveries"));
+    stage::wait_for("only the delivery to hold it", SOON, async || remove().await.ok().filter(|(_, problem)| told(problem)).map(|_| ()))
+        .await?;
+    let (status, problem) = remove().await?;
+    ensure!(status == StatusCode::CONFLICT && problem["code"] == "run_not_ended", "{problem}");
+    ensure!(world.raw(&run).await?.starts_with(b"kept"), "its transcript went although it was refused");
+    // Its schedule is longer than any test.
+    sqlx::query("update delivery set state = 'dead', ended_at = now(), next_attempt_at = null").execute(&world.db).await?;
     world.finish().await
 }

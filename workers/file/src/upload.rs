@@ -8,12 +8,12 @@ use towpath_schemas::{
     limit::{UPLOAD_PARTS, UPLOADS_OPEN},
 };
 
-use crate::{Spool, Spooled, name, put, table};
+use crate::{Spool, Spooled, name, put, table as files};
 
-mod rows;
+mod table;
 
-pub use rows::Upload;
-pub(crate) use rows::forget_old;
+pub use table::Upload;
+pub(crate) use table::forget_old;
 
 /// Bytes read back at a time.
 const PIECE: u64 = 1 << 20;
@@ -37,11 +37,11 @@ pub async fn begin(
     length: Option<u64>,
 ) -> Result<UploadId> {
     check_length(chassis, length.unwrap_or(0))?;
-    if rows::open(&chassis.db, tenant).await? >= UPLOADS_OPEN {
+    if table::open(&chassis.db, tenant).await? >= UPLOADS_OPEN {
         return Err(Error::refused(ErrorCode::TooMany, format!("{UPLOADS_OPEN} uploads are open; finish or cancel some")));
     }
     let id = UploadId::mint();
-    rows::insert(&chassis.db, id, tenant, principal, name, media_type, length).await?;
+    table::insert(&chassis.db, id, tenant, principal, name, media_type, length).await?;
     Ok(id)
 }
 
@@ -55,7 +55,7 @@ fn check_length(chassis: &Chassis, length: u64) -> Result<()> {
 
 /// An upload of the tenant.
 pub async fn by_id(chassis: &Chassis, tenant: TenantId, id: UploadId) -> Result<Upload> {
-    let upload = rows::by_id(&chassis.db, tenant, id).await?;
+    let upload = table::by_id(&chassis.db, tenant, id).await?;
     upload.ok_or_else(|| gone(id))
 }
 
@@ -75,16 +75,16 @@ pub async fn append(chassis: &Chassis, tenant: TenantId, id: UploadId, first_byt
     }
     let object_key = put(chassis, tenant, &part).await?;
     let mut work = chassis.begin().await?;
-    match rows::grow(&mut work, tenant, id, first_byte, part.size).await? {
-        rows::Grown::Here => {}
-        rows::Grown::Gone => return Err(gone(id)),
-        rows::Grown::Elsewhere(received) => return Ok(Appended::Elsewhere(received)),
-        rows::Grown::TooMany => {
+    match table::grow(&mut work, tenant, id, first_byte, part.size).await? {
+        table::Grown::Here => {}
+        table::Grown::Gone => return Err(gone(id)),
+        table::Grown::Elsewhere(received) => return Ok(Appended::Elsewhere(received)),
+        table::Grown::TooMany => {
             return Err(Error::refused(ErrorCode::TooMany, format!("an upload has at most {UPLOAD_PARTS} parts; send larger ones")));
         }
     }
-    table::object_live(&mut work, &object_key, part.size).await?;
-    rows::insert_part(&mut work, tenant, id, first_byte, part.size, &object_key).await?;
+    files::object_live(&mut work, &object_key, part.size).await?;
+    table::insert_part(&mut work, tenant, id, first_byte, part.size, &object_key).await?;
     work.commit().await?;
     Ok(Appended::Here(first_byte + part.size))
 }
@@ -99,7 +99,7 @@ pub async fn finish(chassis: &Chassis, tenant: TenantId, id: UploadId) -> Result
         return Err(Error::refused(ErrorCode::Unprocessable, format!("{} of the announced {length} bytes are here", upload.received)));
     }
     let mut spool = Spool::new(upload.received)?;
-    for part in rows::parts(&chassis.db, id).await? {
+    for part in table::parts(&chassis.db, id).await? {
         let mut at = 0;
         while at < part.bytes {
             let piece = chassis.store.get_range(&part.object_key, at, PIECE.min(part.bytes - at)).await?;
@@ -121,7 +121,7 @@ pub async fn finish(chassis: &Chassis, tenant: TenantId, id: UploadId) -> Result
         reason: None,
     };
     let mut work = chassis.begin().await?;
-    if !rows::lock_open(&mut work, id, whole.size).await? {
+    if !table::lock_open(&mut work, id, whole.size).await? {
         // Somebody else finished it, or more came meanwhile.
         drop(work);
         return match by_id(chassis, tenant, id).await?.file {
@@ -129,23 +129,23 @@ pub async fn finish(chassis: &Chassis, tenant: TenantId, id: UploadId) -> Result
             None => Err(Error::refused(ErrorCode::InProgress, "more of it came meanwhile; ask for its offset")),
         };
     }
-    table::object_live(&mut work, &object_key, whole.size).await?;
-    table::insert_file(&mut work, tenant, upload.principal, &file, &upload.name, &whole.sha256, &object_key).await?;
-    rows::finished(&mut work, id, file.id).await?;
+    files::object_live(&mut work, &object_key, whole.size).await?;
+    files::insert_file(&mut work, tenant, upload.principal, &file, &upload.name, &whole.sha256, &object_key).await?;
+    table::finished(&mut work, id, file.id).await?;
     work.commit().await?;
     kill::point("upload finished").await;
     Ok(file)
 }
 
 async fn known(chassis: &Chassis, tenant: TenantId, file: FileId) -> Result<FileRef> {
-    let found = table::object_of(&chassis.db, tenant, file).await?;
+    let found = files::object_of(&chassis.db, tenant, file).await?;
     found.map(|(_, file)| file).ok_or_else(|| Error::refused(ErrorCode::UnknownFile, format!("{file} is kept no longer")))
 }
 
 /// Gives an upload up; false when there is none.
 pub async fn cancel(chassis: &Chassis, tenant: TenantId, id: UploadId) -> Result<bool> {
     let mut work = chassis.begin().await?;
-    let found = rows::forget(&mut work, tenant, id).await?;
+    let found = table::forget(&mut work, tenant, id).await?;
     work.commit().await?;
     Ok(found)
 }

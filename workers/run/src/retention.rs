@@ -3,22 +3,19 @@
 
 use std::{future::Future, time::Duration};
 
-use chrono::{DateTime, Utc};
-use sqlx::PgPool;
-use towpath_chassis::{Chassis, Error, Result, Work, sweep::Sweep};
+use towpath_chassis::{Chassis, Error, Result, sweep::Sweep};
 use towpath_schemas::{
     ErrorCode,
     id::{RunId, SessionId, TenantId},
 };
 use towpath_tenant::Expiry;
-use uuid::Uuid;
 
-use crate::{admission, apply::no_such_run, table};
+use crate::{admission, apply::no_such_run, view};
+
+mod table;
 
 /// How often it is looked what is over its time.
 const LOOK: Duration = Duration::from_secs(60);
-/// Runs that are looked at together.
-const RUNS: i64 = 100;
 
 pub fn sweeps() -> Vec<Sweep> {
     vec![
@@ -49,7 +46,7 @@ where
 async fn transcripts(chassis: Chassis) -> Result<u64> {
     each(&chassis, |chassis, expiry| async move {
         let Some(before) = expiry.transcripts_before else { return Ok(0) };
-        let ended = ended_between(&chassis.db, expiry.tenant, expiry.transcripts_done, before).await?;
+        let ended = table::ended_between(&chassis.db, expiry.tenant, expiry.transcripts_done, before).await?;
         let mut all = 0;
         for (run, _) in &ended {
             all += u64::from(expire_transcript(&chassis, *run).await?);
@@ -79,7 +76,7 @@ async fn expire_transcript(chassis: &Chassis, run: RunId) -> Result<bool> {
 async fn outputs(chassis: Chassis) -> Result<u64> {
     each(&chassis, |chassis, expiry| async move {
         let Some(before) = expiry.outputs_before else { return Ok(0) };
-        let ended = ended_between(&chassis.db, expiry.tenant, expiry.outputs_done, before).await?;
+        let ended = table::ended_between(&chassis.db, expiry.tenant, expiry.outputs_done, before).await?;
         let Some((_, done)) = ended.last() else { return Ok(0) };
         let ids: Vec<RunId> = ended.iter().map(|(run, _)| *run).collect();
         let mut work = chassis.begin().await?;
@@ -108,7 +105,7 @@ async fn files(chassis: Chassis) -> Result<u64> {
 async fn runs(chassis: Chassis) -> Result<u64> {
     each(&chassis, |chassis, expiry| async move {
         let Some(before) = expiry.runs_before else { return Ok(0) };
-        let over = removable(&chassis.db, expiry.tenant, before).await?;
+        let over = table::removable(&chassis.db, expiry.tenant, before).await?;
         for run in &over {
             expire_transcript(&chassis, *run).await?;
         }
@@ -119,29 +116,17 @@ async fn runs(chassis: Chassis) -> Result<u64> {
     .await
 }
 
-/// Removes an ended run with all that was kept of it.
+/// Removes an ended run with all that was kept of it. Nothing is given up before it is sure that it can be removed.
 pub async fn remove(chassis: &Chassis, tenant: TenantId, run: RunId) -> Result<()> {
-    let row = sqlx::query!("select state, active, ended_at from run where id = $1 and tenant_id = $2", run.uuid(), tenant.uuid())
-        .fetch_optional(&chassis.db)
-        .await?
-        .ok_or_else(|| no_such_run(run))?;
-    if row.ended_at.is_none() {
-        return Err(Error::refused(ErrorCode::RunNotEnded, format!("{run} is {}: cancel it, or wait for its end", row.state)));
-    }
-    if row.active {
-        return Err(Error::refused(
-            ErrorCode::RunNotEnded,
-            format!("the sandbox of {run} is not known to be gone: wait, or `towpath abandon {run}`"),
-        ));
+    let held = table::held(&chassis.db, tenant, run).await?.ok_or_else(|| no_such_run(run))?;
+    if let Some(why) = held.why(run) {
+        return Err(Error::refused(ErrorCode::RunNotEnded, why));
     }
     expire_transcript(chassis, run).await?;
     if remove_all(chassis, &[run]).await? == 0 {
-        // Somebody else may have removed it at the same moment.
-        crate::view::state(&chassis.db, tenant, run).await?;
-        return Err(Error::refused(
-            ErrorCode::RunNotEnded,
-            format!("deliveries of {run} are still on their way, or its record is being sealed; try again later"),
-        ));
+        // Somebody else has removed it at the same moment, or its result is delivered once more.
+        view::state(&chassis.db, tenant, run).await?;
+        return Err(Error::refused(ErrorCode::RunNotEnded, format!("{run} is worked on again; try again later")));
     }
     Ok(())
 }
@@ -152,60 +137,16 @@ async fn remove_all(chassis: &Chassis, runs: &[RunId]) -> Result<u64> {
         return Ok(0);
     }
     let mut work = chassis.begin().await?;
-    let runs = lock_removable(&mut work, runs).await?;
+    let runs = table::lock_removable(&mut work, runs).await?;
     towpath_steer::remove(&mut work, &runs).await?;
     towpath_sandbox::remove(&mut work, &runs).await?;
     towpath_transcript::remove(&mut work, &runs).await?;
     towpath_delivery::remove(&mut work, &runs).await?;
     towpath_file::expire_outputs(&mut work, &runs).await?;
     towpath_file::remove(&mut work, &runs).await?;
-    table::remove(&mut work, &runs).await?;
+    crate::table::remove(&mut work, &runs).await?;
     work.commit().await?;
     Ok(runs.len() as u64)
-}
-
-/// The tenant's runs that ended from `from` and before `before`, oldest first, with all that ended at the same moment as the last of them.
-async fn ended_between(db: &PgPool, tenant: TenantId, from: DateTime<Utc>, before: DateTime<Utc>) -> Result<Vec<(RunId, DateTime<Utc>)>> {
-    let rows = sqlx::query!(
-        r#"select id, ended_at as "ended_at!" from run where tenant_id = $1 and ended_at >= $2 and ended_at < $3 order by ended_at fetch first $4 rows with ties"#,
-        tenant.uuid(),
-        from,
-        before,
-        RUNS
-    )
-    .fetch_all(db)
-    .await?;
-    Ok(rows.into_iter().map(|row| (row.id.into(), row.ended_at)).collect())
-}
-
-async fn removable(db: &PgPool, tenant: TenantId, before: DateTime<Utc>) -> Result<Vec<RunId>> {
-    let ids = sqlx::query_scalar!(
-        "select id from run where tenant_id = $1 and ended_at < $2 and not active
-             and not exists (select 1 from delivery where run_id = run.id and next_attempt_at is not null)
-             and not exists (select 1 from transcript where run_id = run.id and state <> 'closed')
-         order by ended_at, id limit $3",
-        tenant.uuid(),
-        before,
-        RUNS
-    )
-    .fetch_all(db)
-    .await?;
-    Ok(ids.into_iter().map(RunId).collect())
-}
-
-async fn lock_removable(work: &mut Work, runs: &[RunId]) -> Result<Vec<RunId>> {
-    let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
-    let ids = sqlx::query_scalar!(
-        "select id from run where id = any($1) and ended_at is not null and not active
-             and not exists (select 1 from delivery where run_id = run.id and next_attempt_at is not null)
-             and not exists (select 1 from transcript where run_id = run.id and state <> 'closed')
-             and not exists (select 1 from chunk where run_id = run.id)
-         order by id for update",
-        &ids
-    )
-    .fetch_all(work.db())
-    .await?;
-    Ok(ids.into_iter().map(RunId).collect())
 }
 
 /// Removes a host's workspaces whose sessions are kept no longer, by `remove`. Runs on the host itself.
@@ -233,7 +174,11 @@ where
             continue;
         }
         // The row is gone only once the folder is: until the commit nobody else may take it.
-        remove(session).await.map_err(|error| Error::broken(format!("workspace of {session}: {error}")))?;
+        if let Err(error) = remove(session).await {
+            // It holds up no other.
+            tracing::warn!(%session, %error, "a workspace cannot be removed; tried again later");
+            continue;
+        }
         work.commit().await?;
         all += 1;
     }
