@@ -156,8 +156,8 @@ impl Ground {
         Ok(Counts { statements, commits, rows })
     }
 
-    /// Messages that the NATS server has taken from everybody so far.
-    pub async fn nats_messages(&self) -> Result<f64> {
+    /// Messages that JetStream has taken on both streams so far.
+    pub async fn jetstream_messages(&self) -> Result<f64> {
         let client = stage::connect_nats(&self.nats_url).await?;
         let mut total = 0.0;
         for stream in [subject::COMMAND, subject::OUTPUT] {

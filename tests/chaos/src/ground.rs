@@ -10,7 +10,7 @@ use towpath_journeys::World;
 
 use crate::job::PROGRAM;
 
-/// All waits of Towpath are so much shorter here: a lease of 10 s lasts 2 s.
+/// Leases and claims are so much shorter here: a sealer's of 10 s lasts 2 s, a sender's of 60 s 12 s.
 const TIME_SCALE: &str = "0.2";
 /// Sandboxes at a time.
 const SLOTS: &str = "12";

@@ -35,7 +35,7 @@ pub struct Promise {
     pub session: String,
     /// Accepted steers: id and text, in order.
     pub steers: Vec<(String, String)>,
-    pub cancelled: bool,
+    pub canceled: bool,
 }
 
 /// A post that came to the receiver.
@@ -119,7 +119,7 @@ impl Load {
         let (run, session) = (word("id")?, word("session")?);
         let place = {
             let mut promises = lock(&self.promises);
-            promises.push(Promise { job: job.clone(), run: run.clone(), session, steers: Vec::new(), cancelled: false });
+            promises.push(Promise { job: job.clone(), run: run.clone(), session, steers: Vec::new(), canceled: false });
             promises.len() - 1
         };
         for number in 0..job.steers {
@@ -135,7 +135,7 @@ impl Load {
         if let Some(after) = job.cancel_ms {
             tokio::time::sleep(Duration::from_millis(after)).await;
             self.insist(&format!("/v1/runs/{run}/cancel"), Payload::Json(json!({})), None).await?;
-            lock(&self.promises)[place].cancelled = true;
+            lock(&self.promises)[place].canceled = true;
         }
         // Until it has ended, so that only so many are open at a time; in the storm nobody waits for ever.
         let patience = Instant::now() + Duration::from_secs(20);

@@ -134,7 +134,7 @@ async fn run(ground: &Ground, promise: &Promise, weather: &Weather, verdict: &mu
     let expected = if job.exit == 0 { "succeeded" } else { "failed" };
     let exit = run["exit"]["code"].as_i64();
     let as_told = match state {
-        "canceled" => promise.cancelled || job.cancel_ms.is_some(),
+        "canceled" => promise.canceled || job.cancel_ms.is_some(),
         "failed" if hit => true,
         _ => state == expected && exit == Some(i64::from(job.exit)) && started.len() == 1,
     };
@@ -218,7 +218,7 @@ async fn steers(ground: &Ground, promise: &Promise, hit: bool, about: &str, verd
         match state {
             "expired" if was_seen => verdict.wrong.push(format!("{about}: `{text}` is told as expired and was seen")),
             // The command may end while it reads, and then nobody can know.
-            "unknown" if !hit && !was_seen && noted(ground, promise, "ended").is_empty() && !promise.cancelled => {
+            "unknown" if !hit && !was_seen && noted(ground, promise, "ended").is_empty() && !promise.canceled => {
                 verdict.wrong.push(format!("{about}: `{text}` is unknown although nobody touched its supervisor"));
             }
             "queued" | "sent" | "written" => verdict.stuck.push(format!("{about}: `{text}` is still {state}")),

@@ -10,7 +10,7 @@ pub fn wall() -> DateTime<Utc> {
     Utc::now()
 }
 
-/// How much shorter than usual all waits of this process are: `TOWPATH_TIME_SCALE`, set once at start.
+/// How much shorter than usual this process's leases, claims and retries are: `TOWPATH_TIME_SCALE`, set once at start.
 static SCALE: OnceLock<f64> = OnceLock::new();
 
 /// The first one that is set counts, for the whole process.
@@ -18,7 +18,7 @@ pub(crate) fn set_scale(scale: f64) {
     SCALE.get_or_init(|| scale);
 }
 
-/// A wait or a lease as long as this process makes it: tests of faults shorten them all by one setting.
+/// A wait or a lease as long as this process makes it: tests of faults shorten those that ask here by one setting.
 pub fn scaled(wait: Duration) -> Duration {
     wait.mul_f64(SCALE.get().copied().unwrap_or(1.0))
 }

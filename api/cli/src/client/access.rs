@@ -40,17 +40,17 @@ pub enum TenantsCommand {
     Create { name: String },
     /// List tenants.
     List,
-    /// Say for how many days a tenant's things are kept after their run has ended; `ever` for no limit.
+    /// Say for how many days a tenant's things are kept after their run has ended, all three; `ever` for no limit.
     #[command(after_help = "Example:\n  towpath tenants keep ten_… --transcripts 30 --files 30 --runs 365")]
     Keep {
         tenant: String,
-        #[arg(long, value_name = "DAYS", default_value = "90", value_parser = days)]
+        #[arg(long, value_name = "DAYS", value_parser = days)]
         transcripts: Days,
         /// Uploaded files and outputs.
-        #[arg(long, value_name = "DAYS", default_value = "90", value_parser = days)]
+        #[arg(long, value_name = "DAYS", value_parser = days)]
         files: Days,
         /// Runs with all that belongs to them.
-        #[arg(long, value_name = "DAYS", default_value = "90", value_parser = days)]
+        #[arg(long, value_name = "DAYS", value_parser = days)]
         runs: Days,
     },
     /// Say how many runs a tenant may have at a time; 0 for as many as there is room for.

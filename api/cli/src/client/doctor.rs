@@ -103,7 +103,11 @@ async fn examine(api: &Api) -> Vec<Finding> {
 
 /// What has not moved for too long. Only the operator is told.
 async fn stuck(api: &Api) -> Vec<Finding> {
-    let Ok(stuck) = api.get(&["v1", "stuck"], &[]).await.and_then(read::<Page<Stuck>>) else { return Vec::new() };
+    let stuck = match api.get(&["v1", "stuck"], &[]).await.and_then(read::<Page<Stuck>>) {
+        Ok(stuck) => stuck,
+        Err(Failure::Refused(problem)) if problem.status == 403 => return Vec::new(),
+        Err(failure) => return vec![Finding { what: "stuck", told: words(&failure), cure: Some("Try again in a moment.".to_owned()) }],
+    };
     if stuck.items.is_empty() {
         return vec![Finding { what: "stuck", told: "nothing".to_owned(), cure: None }];
     }
