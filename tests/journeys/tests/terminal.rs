@@ -230,3 +230,17 @@ async fn a_recording_plays_to_the_same_last_screen_and_ranges_are_what_they_say(
     ensure!(status == StatusCode::BAD_REQUEST && problem["detail"].as_str().is_some_and(|detail| detail.contains("cast")), "{problem}");
     world.finish().await
 }
+
+#[tokio::test]
+async fn who_waits_at_a_terminal_sees_steps_elapsed_time_and_bytes() -> Result<()> {
+    let world = World::start().await?;
+    world.agent("slow", &["/bin/sh", "-c", "echo done > $TOWPATH_RESULT_FILE; seq 1 1000; sleep 6"], json!({})).await?;
+    let mut waiting = AtTerminal::start(&world, &["run", "slow", "x", "--wait"], SIZE)?;
+    waiting.shows("· ").await?;
+    waiting.shows(" s, 3893 bytes of output kept").await?;
+    waiting.shows("succeeded, exit code 0").await?;
+    ensure!(waiting.left().await?.success(), "it should have succeeded");
+    // The passing line has gone.
+    ensure!(!waiting.rows().iter().any(|row| row.contains("bytes of output kept")), "{:?}", waiting.rows());
+    world.finish().await
+}

@@ -24,6 +24,8 @@ const AWAY: Duration = Duration::from_secs(60);
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(3);
 const WAIT: &str = "30s";
+/// The same while somebody looks on.
+const LOOKED_AT: &str = "1s";
 
 /// How output is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,8 +94,10 @@ impl Printed {
 pub async fn wait(api: &Api, printer: &Printer, run: &Run) -> Result<Value, Failure> {
     let mut progress = Progress::new(*printer);
     let mut patience = Patience::new();
+    let since = Instant::now();
     loop {
-        match api.get(&["v1", "runs", &run.id.to_string()], &[("wait", WAIT.to_owned())]).await {
+        let patient = if printer.is_watched() { LOOKED_AT } else { WAIT };
+        match api.get(&["v1", "runs", &run.id.to_string()], &[("wait", patient.to_owned())]).await {
             Ok(answer) => {
                 patience = Patience::new();
                 let run: Run = read(answer.clone())?;
@@ -101,6 +105,7 @@ pub async fn wait(api: &Api, printer: &Printer, run: &Run) -> Result<Value, Fail
                 if run.state.ended() {
                     return Ok(answer);
                 }
+                printer.passing(&so_far(&run, since));
             }
             Err(failure) => patience.bear(failure).await?,
         }
@@ -146,6 +151,11 @@ fn summary(run: &Run) -> String {
     });
     let why = run.message.as_ref().or(run.reason.as_ref()).map(|why| format!(": {why}"));
     format!("{} {}{}{}", run.id, run.state, exit.unwrap_or_default(), why.unwrap_or_default())
+}
+
+/// How far a run is, in one line.
+fn so_far(run: &Run, since: Instant) -> String {
+    format!("{}, {} s, {} bytes of output kept", run.state, since.elapsed().as_secs(), run.transcript.bytes)
 }
 
 struct Follower<'a> {

@@ -14,12 +14,14 @@ pub struct Printer {
     pub json: bool,
     colors_out: bool,
     colors_err: bool,
+    err_is_terminal: bool,
 }
 
 impl Printer {
     pub fn new(json: bool) -> Self {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        Self { json, colors_out: wanted && std::io::stdout().is_terminal(), colors_err: wanted && std::io::stderr().is_terminal() }
+        let err_is_terminal = std::io::stderr().is_terminal();
+        Self { json, colors_out: wanted && std::io::stdout().is_terminal(), colors_err: wanted && err_is_terminal, err_is_terminal }
     }
 
     /// The API's answer as JSON if that was asked for, otherwise by `show`.
@@ -71,7 +73,24 @@ impl Printer {
 
     /// To stderr: what goes on meanwhile.
     pub fn note(&self, text: &str) {
-        eprintln!("{}", paint(self.colors_err, "2", text));
+        eprintln!("{}{}", self.clear(), paint(self.colors_err, "2", text));
+    }
+
+    /// Somebody sees at once what goes to stderr.
+    pub fn is_watched(&self) -> bool {
+        self.err_is_terminal && !self.json
+    }
+
+    /// To a terminal only: a line that the next one takes the place of.
+    pub fn passing(&self, text: &str) {
+        if self.is_watched() {
+            eprint!("{}{}", self.clear(), paint(self.colors_err, "2", text));
+        }
+    }
+
+    /// Takes a passing line away.
+    fn clear(&self) -> &'static str {
+        if self.is_watched() { "\r\x1b[K" } else { "" }
     }
 
     pub fn failure(&self, failure: &Failure) {
