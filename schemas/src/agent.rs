@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::limit::{PROMPT_BYTES, TRANSCRIPT_BYTES, TRANSCRIPT_BYTES_LEAST};
+use crate::limit::{FENCE_LEAST_S, FENCE_MOST_S, PROMPT_BYTES, TRANSCRIPT_BYTES, TRANSCRIPT_BYTES_LEAST};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -33,7 +33,8 @@ pub struct AgentDefinition {
     pub workspace: Workspace,
     #[serde(default)]
     pub on_lost: OnLost,
-    /// Seconds after which a sandbox that nobody hears from has certainly stopped. Required with `on_lost = "restart"`.
+    /// Seconds, 15 to 86400, after which a sandbox that hears from no gateway has ended its command by itself. Required with `on_lost = "restart"`; without it a sandbox that is
+    /// cut off works on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence_after: Option<u32>,
     #[serde(default)]
@@ -174,11 +175,17 @@ impl AgentDefinition {
         if self.instructions.contains('\0') || self.description.contains('\0') {
             return refuse("instructions", "U+0000 cannot be stored; remove it");
         }
-        if self.on_lost == OnLost::Restart {
-            return refuse("on_lost", "this release has no fence yet, and a restart without one could run twice; write \"fail\"");
-        }
-        if self.fence_after.is_some() {
-            return refuse("fence_after", "this release has no fence yet; leave it out");
+        match self.fence_after {
+            None if self.on_lost == OnLost::Restart => {
+                return refuse(
+                    "fence_after",
+                    "a restart needs it, else a sandbox that is only cut off could run beside its successor; write fence_after = 120",
+                );
+            }
+            Some(seconds) if !(FENCE_LEAST_S..=FENCE_MOST_S).contains(&seconds) => {
+                return refuse("fence_after", "from 15 to 86400 seconds");
+            }
+            Some(_) | None => {}
         }
         if self.spool_full == SpoolFull::Gap || self.contract == Contract::Archestra {
             return refuse("spool_full", "this release knows spool_full = \"block\" and contract = \"towpath\" only");
@@ -240,7 +247,9 @@ mod tests {
     fn what_this_release_cannot_enforce_is_refused_and_not_ignored() {
         for (key, change) in [
             ("sandbox.backend", r#"{"sandbox":{"backend":"container"}}"#),
-            ("on_lost", r#"{"on_lost":"restart","fence_after":60}"#),
+            ("fence_after", r#"{"on_lost":"restart"}"#),
+            ("fence_after", r#"{"fence_after":14}"#),
+            ("fence_after", r#"{"fence_after":86401}"#),
             ("limits.max_s", r#"{"limits":{"max_s":0}}"#),
             ("limits.concurrent", r#"{"limits":{"concurrent":0}}"#),
             ("limits.grace_s", r#"{"limits":{"grace_s":11}}"#),

@@ -326,6 +326,8 @@ pub struct Delivery {
     pub run: RunId,
     /// `webhook`.
     pub kind: String,
+    /// What it tells: `run_ended`, or `sandbox_unknown` when nobody has known for 15 minutes whether the run's sandbox is there.
+    pub about: String,
     /// Where it goes, without secrets.
     pub target: String,
     /// `pending`, `sending`, `unknown`, `delivered` or `dead`.

@@ -19,7 +19,9 @@ use crate::{
 };
 
 /// The version of this conversation; a gateway speaks every live one.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
+/// The first version whose supervisors keep to a fence.
+pub const PROTOCOL_WITH_FENCE: u32 = 2;
 
 /// First byte of a binary message.
 pub mod binary {
@@ -125,6 +127,10 @@ pub enum FromGuest {
     Viewer {
         viewer: String,
         heard: ViewerHeard,
+    },
+    /// Asks for the lease of a fence, numbered by the supervisor; answered `leased` once it is committed that this sandbox was heard. The lease counts from when it was asked for.
+    Lease {
+        number: u64,
     },
     /// Everything was sent: result, outputs, end record. The gateway answers `release` once all of it is committed and sealed.
     Done,
@@ -250,6 +256,10 @@ pub enum ToGuest {
         viewer: String,
         says: ViewerSays,
     },
+    /// The lease that was asked for under this number is granted.
+    Leased {
+        number: u64,
+    },
     EndedStored,
     ResultStored,
     FileRefused {
@@ -318,7 +328,13 @@ pub struct StartOrder {
     pub output_bytes: u64,
     pub grace_s: u32,
     pub idle_s: Option<u32>,
+    /// The command may be executed only under a lease, and ends when it runs out: so many seconds after it was asked for.
+    #[serde(default)]
+    pub fence_s: Option<u32>,
 }
+
+/// The reason that a supervisor gives for a command that it ended because its lease ran out.
+pub const FENCE_RAN_OUT: &str = "fence";
 
 /// What the host's worker writes for the supervisor it starts: `spec.json` in the sandbox's own folder, readable by its owner only.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

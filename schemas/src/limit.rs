@@ -22,6 +22,12 @@ pub const FILE_NAME_BYTES: usize = 255;
 /// Bytes of a transcript that are kept of each epoch unless the agent says otherwise, and the least that it may say.
 pub const TRANSCRIPT_BYTES: u64 = 10 << 30;
 pub const TRANSCRIPT_BYTES_LEAST: u64 = 1 << 20;
+/// The shortest and the longest fence, in seconds: a lease that is granted by looks 5 s apart must outlast some of them.
+pub const FENCE_LEAST_S: u32 = 15;
+pub const FENCE_MOST_S: u32 = 86_400;
+/// A supervisor asks for its lease again after this part of the fence, and at the latest after so many seconds.
+pub const LEASES_PER_FENCE: u32 = 4;
+pub const LEASE_ASKED_S: u32 = 60;
 /// Bytes of a result's text; the rest is cut and `truncated` says so.
 pub const RESULT_BYTES: usize = 1024 * 1024;
 /// Bytes of the last stdout that stand in for a missing result file.

@@ -1,6 +1,7 @@
 //! `towpath`: every role of the server and the command line client, in one binary.
 
 mod client;
+mod recover;
 mod serve;
 
 use std::process::ExitCode;

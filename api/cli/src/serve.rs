@@ -1,4 +1,4 @@
-//! The server commands: `dev`, `api`, `worker`, `migrate`. One process can hold all roles, or any number of processes any subset.
+//! The server commands: `dev`, `api`, `worker`, `migrate`, `recover`. One process can hold all roles, or any number of processes any subset.
 
 use std::{
     fs,
@@ -23,6 +23,8 @@ use towpath_sandbox::{Host, process::ProcessBackend};
 use towpath_schemas::body::NewToken;
 use towpath_transcript::Sealers;
 
+use crate::recover;
+
 #[derive(Debug, Subcommand)]
 pub enum ServeCommand {
     /// Serve the API and all workers in one process, for development; writes an admin token to the state folder
@@ -37,6 +39,12 @@ pub enum ServeCommand {
     },
     /// Bring the database to what this release needs, then exit
     Migrate,
+    /// After a backup of the database was restored, and before anything else is started: fence every sandbox that it knows, and list what came after it
+    Recover {
+        /// Only tell what would be done
+        #[arg(long)]
+        dry_run: bool,
+    },
 }
 
 /// What a worker process does.
@@ -70,6 +78,7 @@ pub async fn run(command: ServeCommand) -> anyhow::Result<()> {
             work(&chassis, Role::value_variants()).await?;
             serve(chassis, telemetry.metrics(), started).await
         }
+        ServeCommand::Recover { dry_run } => recover::run(&Chassis::start(config).await?, dry_run).await,
         ServeCommand::Api => serve(Chassis::start(config).await?, telemetry.metrics(), started).await,
         ServeCommand::Worker { roles } => {
             let chassis = Chassis::start(config).await?;
@@ -154,6 +163,7 @@ fn clock(chassis: &Chassis) {
         towpath_session::sweeps(),
         towpath_run::sweep::sweeps(),
         towpath_run::retention::sweeps(),
+        towpath_sandbox::sweeps(),
         towpath_transcript::sweeps(),
         towpath_delivery::sweeps(),
         towpath_file::sweeps(),

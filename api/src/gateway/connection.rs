@@ -66,6 +66,8 @@ pub(super) async fn run(gateway: Gateway, mut socket: WebSocket) {
             gateway.chassis.tasks.spawn(write(writer, messages));
             let connection = Connection {
                 gateway: gateway.clone(),
+                number,
+                leased: false,
                 frames: Frames::new(gateway.chassis.clone(), reporter.clone()),
                 uploads: Uploads::new(gateway.chassis.clone(), reporter.clone()),
                 keeping: JoinSet::new(),
@@ -118,6 +120,10 @@ async fn write(mut writer: SplitSink<WebSocket, Message>, mut messages: mpsc::Re
 
 struct Connection {
     gateway: Gateway,
+    /// Among the connections of the gateway.
+    number: u64,
+    /// A lease was asked for before; only the first one is hurried.
+    leased: bool,
     reporter: Reporter,
     frames: Frames,
     uploads: Uploads,
@@ -317,6 +323,13 @@ impl Connection {
                 self.report(Report::OutputUnavailable { name, size, reason }).await?;
                 self.tell(&ToGuest::OutputStored { upload }).await
             }
+            FromGuest::Lease { number } => {
+                self.gateway.ask_lease((self.reporter.run, self.reporter.epoch), self.number, number);
+                if !std::mem::replace(&mut self.leased, true) {
+                    self.look_soon();
+                }
+                Ok(())
+            }
             FromGuest::Done => {
                 self.look_soon();
                 Ok(())
@@ -389,6 +402,7 @@ impl Connection {
 
     async fn nudged(&mut self, nudge: Nudge) -> Result<()> {
         match nudge {
+            Nudge::Leased(number) => self.tell(&ToGuest::Leased { number }).await,
             Nudge::Sealed(seq) if seq > self.sealed => self.sealed(seq).await,
             Nudge::Sealed(_) => {
                 self.stalled_looks = if self.stored > self.sealed { self.stalled_looks + 1 } else { 0 };

@@ -46,8 +46,16 @@ const NUDGES: usize = 64;
 /// Which sandbox a connection is of.
 pub(crate) type Key = (RunId, i32);
 
-/// The newest connection of each sandbox, with a number for leaving.
-type Connections = HashMap<Key, (u64, mpsc::Sender<Nudge>)>;
+/// The newest connection of each sandbox.
+type Connections = HashMap<Key, Entered>;
+
+struct Entered {
+    /// For leaving.
+    number: u64,
+    nudges: mpsc::Sender<Nudge>,
+    /// The lease that was asked for and not granted yet.
+    lease: Option<u64>,
+}
 
 /// What a connection is told by its gateway.
 #[derive(Debug, Clone)]
@@ -58,6 +66,8 @@ pub(crate) enum Nudge {
     Sealed(u64),
     /// Steers wait for it.
     Steers,
+    /// It is committed that it was heard after it asked for this lease.
+    Leased(u64),
     /// JetStream has forgotten what it held.
     StreamReset,
 }
@@ -121,13 +131,13 @@ impl Gateway {
         let (sender, receiver) = mpsc::channel(NUDGES);
         let mut connections = self.lock();
         let number = self.entered.fetch_add(1, Ordering::Relaxed);
-        connections.insert(key, (number, sender));
+        connections.insert(key, Entered { number, nudges: sender, lease: None });
         (number, receiver)
     }
 
     pub(crate) fn leave(&self, key: Key, number: u64) {
         let mut connections = self.lock();
-        if connections.get(&key).is_some_and(|(current, _)| *current == number) {
+        if connections.get(&key).is_some_and(|entered| entered.number == number) {
             connections.remove(&key);
         }
     }
@@ -137,10 +147,31 @@ impl Gateway {
     }
 
     fn nudge(&self, key: Key, nudge: Nudge) {
-        if let Some((_, sender)) = self.lock().get(&key) {
+        if let Some(entered) = self.lock().get(&key) {
             // A full queue is being worked off; the next look comes soon.
-            let _ = sender.try_send(nudge);
+            let _ = entered.nudges.try_send(nudge);
         }
+    }
+
+    /// A connection asks for a lease; the next look grants it.
+    pub(crate) fn ask_lease(&self, key: Key, number: u64, lease: u64) {
+        if let Some(entered) = self.lock().get_mut(&key).filter(|entered| entered.number == number) {
+            entered.lease = Some(lease);
+        }
+    }
+
+    /// The leases that these connections ask for.
+    fn leases(&self, keys: &[Key]) -> Vec<(Key, u64)> {
+        let connections = self.lock();
+        keys.iter().filter_map(|key| Some((*key, connections.get(key)?.lease?))).collect()
+    }
+
+    /// Tells a connection of a lease. One that was asked for meanwhile waits for the next look.
+    fn grant(&self, key: Key, lease: u64) {
+        if let Some(entered) = self.lock().get_mut(&key) {
+            entered.lease = entered.lease.filter(|asked| *asked != lease);
+        }
+        self.nudge(key, Nudge::Leased(lease));
     }
 
     /// Everything that a supervisor needs to run its command.
@@ -180,8 +211,16 @@ impl Gateway {
     }
 
     async fn look(&self, keys: &[Key], everybody: bool) -> Result<()> {
+        // Only what was asked for before it is committed that they were heard.
+        let leases = self.leases(keys);
+        if everybody || !leases.is_empty() {
+            let asking: HashSet<Key> = leases.iter().map(|(key, _)| *key).collect();
+            let heard = towpath_sandbox::heard(&self.chassis.db, keys, &asking).await?;
+            for (key, lease) in leases.into_iter().filter(|(key, _)| heard.contains(key)) {
+                self.grant(key, lease);
+            }
+        }
         if everybody {
-            towpath_sandbox::heard(&self.chassis.db, keys).await?;
             for (run, epoch, sealed) in towpath_transcript::marks(&self.chassis.db, keys).await? {
                 self.nudge((run, epoch), Nudge::Sealed(sealed));
             }

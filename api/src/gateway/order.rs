@@ -58,6 +58,7 @@ async fn read(chassis: &Chassis, reporters: &[Reporter]) -> Result<Vec<StartOrde
                 output_bytes: chassis.config.limits.file_bytes,
                 grace_s: u32::try_from(origin.grace_s).unwrap_or(0),
                 idle_s: definition.limits.idle_s,
+                fence_s: definition.fence_after,
             })
         })
         .collect()

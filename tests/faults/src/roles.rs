@@ -27,6 +27,7 @@ pub fn sweeps() -> Vec<Sweep> {
         towpath_session::sweeps(),
         towpath_run::sweep::sweeps(),
         towpath_run::retention::sweeps(),
+        towpath_sandbox::sweeps(),
         towpath_transcript::sweeps(),
         towpath_delivery::sweeps(),
         towpath_file::sweeps(),

@@ -76,6 +76,14 @@ scenes! {
         async |process: &Process, _: &World, _: &Life| sweep(process, "unfinished objects").await;
     a_vanished_sandbox_is_found_by_the_sweep: "sweep sandboxes of this host", Nobody, never, vanished,
         async |process: &Process, _: &World, _: &Life| sweep(process, "sandboxes of this host").await;
+    a_lease_that_has_run_out_is_a_loss_once: "sweep leases that have run out", Nobody, never, silent_under_a_fence,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "leases that have run out").await;
+    a_sandbox_that_nobody_sees_is_unknown: "sweep unobserved sandboxes", Nobody, never, silent,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "unobserved sandboxes").await;
+    an_owner_is_told_of_doubt_once: "sweep doubted sandboxes", Nobody, never, doubted,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "doubted sandboxes").await;
+    a_sandbox_without_a_row_is_left_alone: "sweep sandboxes without a row", Nobody, never, World::running,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "sandboxes without a row").await;
     an_unpublished_command_is_found_by_the_relay: "sweep outbox relay", Nobody, never, unpublished,
         async |process: &Process, _: &World, _: &Life| sweep(process, "outbox relay").await;
     an_old_key_is_forgotten_by_the_sweep: "sweep old idempotency keys", Nobody, never, old_keys,
@@ -172,6 +180,27 @@ async fn vanished(world: &World) -> Result<Life> {
     let life = world.running().await?;
     world.vanish(life.run, life.epoch)?;
     world.host_looks();
+    Ok(life)
+}
+
+/// Neither its host nor a gateway has had a sign of it for an hour.
+async fn silent(world: &World) -> Result<Life> {
+    let life = world.running().await?;
+    sqlx::query("update sandbox set created_at = now() - interval '1 hour', observed_at = null, last_heard_at = now() - interval '1 hour'")
+        .execute(world.db())
+        .await?;
+    Ok(life)
+}
+
+async fn silent_under_a_fence(world: &World) -> Result<Life> {
+    let life = silent(world).await?;
+    sqlx::raw_sql("update run set fence_s = 60, restartable = true; update sandbox set fence_s = 60").execute(world.db()).await?;
+    Ok(life)
+}
+
+async fn doubted(world: &World) -> Result<Life> {
+    let life = world.running().await?;
+    sqlx::query("update sandbox set observed = 'unknown', unknown_since = now() - interval '1 hour'").execute(world.db()).await?;
     Ok(life)
 }
 

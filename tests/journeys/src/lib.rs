@@ -321,6 +321,36 @@ impl World {
         self.state.join("workspaces").join(session)
     }
 
+    /// A backup of the database, as SQL that brings it back.
+    pub fn dump(&self) -> Result<String> {
+        let done = self.postgres_tool("pg_dump")?.args(["--clean", "--if-exists"]).arg(&self.env["TOWPATH_DATABASE_URL"]).output()?;
+        ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        Ok(String::from_utf8(done.stdout)?)
+    }
+
+    /// Brings a backup back. Nobody of Towpath may run.
+    pub fn restore(&self, backup: &str) -> Result<()> {
+        let path = self.folder.path().join("backup.sql");
+        std::fs::write(&path, backup)?;
+        let done = self
+            .postgres_tool("psql")?
+            .args(["--quiet", "--single-transaction", "--set=ON_ERROR_STOP=1", "--file"])
+            .arg(&path)
+            .arg(&self.env["TOWPATH_DATABASE_URL"])
+            .output()?;
+        ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        Ok(())
+    }
+
+    fn postgres_tool(&self, name: &str) -> Result<std::process::Command> {
+        Ok(std::process::Command::new(stage::postgres_bin()?.join(name)))
+    }
+
+    /// Runs one command of the server to its end; what it printed.
+    pub fn command(&self, arguments: &[&str]) -> Result<String> {
+        process::once(arguments, &self.env)
+    }
+
     /// One number from the database.
     pub async fn count(&self, sql: &'static str) -> Result<i64> {
         Ok(sqlx::query(sql).fetch_one(&self.db).await?.get(0))

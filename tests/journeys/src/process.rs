@@ -7,7 +7,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 /// One running process, killed when this is dropped.
 pub struct Process {
@@ -19,6 +19,20 @@ pub struct Process {
 fn binary() -> Result<PathBuf> {
     let path = std::env::var_os("TOWPATH_BIN").context("TOWPATH_BIN is not set: run tests by `./dev test`")?;
     Ok(path.into())
+}
+
+/// Runs a command to its end; what it printed, unless it failed.
+pub fn once(arguments: &[&str], env: &HashMap<String, String>) -> Result<String> {
+    let done = Command::new(binary()?)
+        .args(arguments)
+        .env_clear()
+        .envs(env)
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .stdin(Stdio::null())
+        .output()
+        .context("start towpath")?;
+    ensure!(done.status.success(), "{arguments:?}: {}\n{}", done.status, String::from_utf8_lossy(&done.stderr));
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
 impl Process {

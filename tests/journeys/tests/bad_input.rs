@@ -157,7 +157,7 @@ async fn an_agent_that_this_release_cannot_run_as_written_is_refused() -> Result
         json!({ "sandbox": { "backend": "kubernetes" } }),
         json!({ "sandbox": { "isolation": "chroot" } }),
         json!({ "limits": { "grace_s": 11 } }),
-        json!({ "on_lost": "restart", "fence_after": 60 }),
+        json!({ "on_lost": "restart" }),
         json!({ "env": { "TOWPATH_RUN_ID": "mine" } }),
         json!({ "name": "b" }),
     ] {

@@ -22,6 +22,7 @@ pub use proxy::{Mode, Proxy};
 pub use s3::{S3, S3Access};
 pub use servers::{Options, Servers, Status, Which, stop_recorded};
 pub use shared::{Shared, fresh_bucket, fresh_database, fresh_nats, shared};
+pub use tool::postgres_bin;
 
 /// A file of the checkout whose tests run. The folder is asked for when they run, not when they were built: several checkouts may share what cargo built.
 pub fn checkout(file: &str) -> std::path::PathBuf {

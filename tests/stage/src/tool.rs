@@ -20,7 +20,7 @@ pub(crate) fn find(name: &str, variable: &str) -> Result<PathBuf> {
 }
 
 /// The folder with Postgres's programs: TOWPATH_POSTGRES_BIN, Debian's newest release from 15 on, or where `postgres` is on PATH.
-pub(crate) fn postgres_bin() -> Result<PathBuf> {
+pub fn postgres_bin() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("TOWPATH_POSTGRES_BIN").map(PathBuf::from) {
         return Ok(dir);
     }

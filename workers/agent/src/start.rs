@@ -13,7 +13,7 @@ use towpath_run::{
 };
 use towpath_schemas::{
     ErrorCode, Problem,
-    agent::{AgentDefinition, Backend, Mode},
+    agent::{AgentDefinition, Backend, Mode, OnLost},
     body::{NewRun, Rerun, Target, WebhookTarget},
     id::{FileId, PrincipalId, RunId, SessionId, TenantId},
     limit::{FILES_PER_RUN, LABEL_BYTES, LABELS_PER_RUN, PROMPT_BYTES, TARGETS_PER_RUN},
@@ -135,6 +135,8 @@ impl Start {
             start_s: i32::try_from(definition.limits.start_s).unwrap_or(i32::MAX),
             grace_s: i32::try_from(definition.limits.grace_s).unwrap_or(10),
             transcript_bytes: i64::try_from(definition.limits.transcript_bytes).unwrap_or(i64::MAX),
+            fence_s: definition.fence_after.and_then(|fence| i32::try_from(fence).ok()),
+            restartable: definition.on_lost == OnLost::Restart,
             concurrent: definition.limits.concurrent.and_then(|limit| i32::try_from(limit).ok()),
             max_s: definition.limits.max_s.and_then(|limit| i32::try_from(limit).ok()),
             deadline: self.deadline,

@@ -24,6 +24,13 @@ const CALL: Duration = Duration::from_secs(18);
 const UPLOAD: Duration = Duration::from_secs(600);
 const TRIES: u32 = 3;
 
+/// One object of a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    pub key: String,
+    pub size: u64,
+}
+
 #[derive(Clone)]
 pub struct Store {
     client: Client,
@@ -133,6 +140,22 @@ impl Store {
             Ok(Err(error)) => Err(Error::Store { doing: "get", key: key.to_owned(), detail: error.to_string(), found: Found::Unsure }),
             Err(_) => Err(Error::Store { doing: "get", key: key.to_owned(), detail: "timed out".to_owned(), found: Found::Unsure }),
         }
+    }
+
+    /// Up to 1,000 objects behind a key, in the order of keys.
+    pub async fn list(&self, after: Option<&str>) -> Result<Vec<Listed>> {
+        let answer = self
+            .client
+            .list_objects_v2()
+            .bucket(&self.bucket)
+            .set_start_after(after.map(str::to_owned))
+            .send()
+            .await
+            .map_err(|error| failure("list", after.unwrap_or_default(), &error))?;
+        let listed = answer.contents().iter().filter_map(|object| {
+            Some(Listed { key: object.key()?.to_owned(), size: u64::try_from(object.size().unwrap_or(0)).unwrap_or(0) })
+        });
+        Ok(listed.collect())
     }
 
     /// Deletes up to 1,000 objects; those that are gone now. Deleting what is not there is fine.

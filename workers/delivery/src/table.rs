@@ -19,13 +19,40 @@ use crate::state::Next;
 /// A sender that has not recorded its answer by then is taken for dead, and the delivery is sent again under the same id.
 const CLAIM: Duration = Duration::from_secs(60);
 
-/// One result owed to one target.
+/// What a delivery tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum About {
+    /// How a run ended.
+    RunEnded,
+    /// Nobody knows whether the run's sandbox is there; it goes on, or may.
+    SandboxUnknown,
+}
+
+impl About {
+    /// The word in the row; the type of a webhook's body is `event`.
+    fn word(self) -> &'static str {
+        match self {
+            About::RunEnded => "run_ended",
+            About::SandboxUnknown => "sandbox_unknown",
+        }
+    }
+
+    pub fn event(self) -> &'static str {
+        match self {
+            About::RunEnded => "run.ended",
+            About::SandboxUnknown => "run.sandbox_unknown",
+        }
+    }
+}
+
+/// One result or notice owed to one target.
 #[derive(Debug, Clone)]
 pub struct Owed {
     pub tenant: TenantId,
     pub run: RunId,
-    /// The target's place among the run's; (run, n) is owed once.
+    /// The target's place among the run's; (run, n, about) is owed once.
     pub n: i32,
+    pub about: About,
     pub url: String,
     pub secret: Option<Vec<u8>>,
     pub body: serde_json::Value,
@@ -48,12 +75,12 @@ pub struct Due {
     pub claimed_at: DateTime<Utc>,
 }
 
-/// Owes results, with the transaction that settles their runs.
+/// Owes results and notices, with the transaction that makes them true.
 pub async fn create(work: &mut Work, owed: &[Owed]) -> Result<()> {
     for owed in owed {
         let created = sqlx::query_scalar!(
-            "insert into delivery (id, tenant_id, run_id, n, kind, target, secret, body, state, next_attempt_at, traceparent)
-             values ($1, $2, $3, $4, 'webhook', $5, $6, $7, 'pending', now(), $8) on conflict (run_id, n) do nothing returning id",
+            "insert into delivery (id, tenant_id, run_id, n, about, kind, target, secret, body, state, next_attempt_at, traceparent)
+             values ($1, $2, $3, $4, $9, 'webhook', $5, $6, $7, 'pending', now(), $8) on conflict (run_id, n, about) do nothing returning id",
             DeliveryId::mint().uuid(),
             owed.tenant.uuid(),
             owed.run.uuid(),
@@ -61,7 +88,8 @@ pub async fn create(work: &mut Work, owed: &[Owed]) -> Result<()> {
             owed.url,
             owed.secret,
             owed.body,
-            owed.traceparent
+            owed.traceparent,
+            owed.about.word()
         )
         .fetch_optional(work.db())
         .await?;
@@ -146,7 +174,7 @@ pub(crate) async fn tenant_of(work: &mut Work, ids: &[DeliveryId]) -> Result<Vec
 
 pub async fn of_run(db: &PgPool, tenant: TenantId, run: RunId) -> Result<Vec<Delivery>> {
     let rows = sqlx::query!(
-        "select id, kind, target, state, attempts, answer, next_attempt_at, created_at, ended_at from delivery where run_id = $1 and tenant_id = $2 order by n limit $3",
+        "select id, kind, about, target, state, attempts, answer, next_attempt_at, created_at, ended_at from delivery where run_id = $1 and tenant_id = $2 order by n, created_at limit $3",
         run.uuid(),
         tenant.uuid(),
         PAGE_ROWS
@@ -159,6 +187,7 @@ pub async fn of_run(db: &PgPool, tenant: TenantId, run: RunId) -> Result<Vec<Del
             id: row.id.into(),
             run,
             kind: row.kind,
+            about: row.about,
             target: row.target,
             state: row.state,
             attempts: row.attempts,

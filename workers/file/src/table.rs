@@ -1,6 +1,6 @@
 //! All SQL of `object`, `file`, `run_file`, `steer_file` and `output`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgPool};
@@ -98,6 +98,18 @@ pub(crate) async fn put_off(db: &PgPool, keys: &[String]) -> Result<()> {
         sqlx::query!("update object set unused_at = now() where key = any($1) and state = 'deleting'", keys).execute(db).await?;
     }
     Ok(())
+}
+
+/// Those of these keys that have a row, and how many of them a live one.
+pub async fn known_objects(db: &PgPool, keys: &[String]) -> Result<(HashSet<String>, u64)> {
+    let rows = sqlx::query!("select key, state from object where key = any($1)", keys).fetch_all(db).await?;
+    let live = rows.iter().filter(|row| row.state == "live").count() as u64;
+    Ok((rows.into_iter().map(|row| row.key).collect(), live))
+}
+
+pub async fn live_objects(db: &PgPool) -> Result<u64> {
+    let count = sqlx::query_scalar!(r#"select count(*) as "count!" from object where state = 'live'"#).fetch_one(db).await?;
+    Ok(u64::try_from(count).unwrap_or(0))
 }
 
 pub(crate) async fn objects_gone(db: &PgPool, keys: &[String]) -> Result<()> {

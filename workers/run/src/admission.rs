@@ -81,6 +81,7 @@ async fn admit_some(work: &mut Work, pool: &str) -> Result<(u64, bool)> {
             host: room.host.clone(),
             backend: room.backend.clone(),
             walls: walls(&waiting.sandbox)?,
+            fence_s: run.fence_s,
         });
     }
     table::take(work, pool, &slots).await?;

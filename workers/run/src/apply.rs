@@ -9,6 +9,7 @@ use towpath_schemas::{
     id::{RunId, TenantId},
 };
 
+use towpath_delivery::About;
 use towpath_transcript::Opened;
 
 use crate::{
@@ -157,6 +158,11 @@ async fn perform(work: &mut Work, effects: Vec<(Locked, Locked, Effect)>) -> Res
     if !settled.is_empty() {
         towpath_steer::settle(work, &settled).await?;
     }
+    let over: Vec<(RunId, i32)> =
+        of(Effect::LiftFence).into_iter().filter(|(run, _)| run.fence_s.is_some()).map(|(run, _)| (run.id, run.machine.epoch)).collect();
+    if !over.is_empty() {
+        towpath_sandbox::lift_fence(work, &over).await?;
+    }
     let dropped: Vec<(RunId, i32)> = epochs(of(Effect::DropSandbox)).into_iter().map(|(run, epoch, _)| (run, epoch)).collect();
     if !dropped.is_empty() {
         towpath_sandbox::unwant(work, &dropped).await?;
@@ -169,7 +175,7 @@ async fn perform(work: &mut Work, effects: Vec<(Locked, Locked, Effect)>) -> Res
     towpath_transcript::open(work, &opened).await?;
     timers(work, &effects).await?;
     if !settled.is_empty() {
-        settle::owe(work, &settled).await?;
+        settle::owe(work, &settled, About::RunEnded).await?;
     }
     Ok(())
 }
@@ -193,12 +199,38 @@ async fn timers(work: &mut Work, effects: &[(Locked, Locked, Effect)]) -> Result
                 let of_run = [TIMER_WANTED, TIMER_DEADLINE, TIMER_MAX].map(|kind| (kind, run.id.to_string()));
                 clear.extend(of_run.into_iter().chain([(TIMER_SEAL, key.clone()), (TIMER_START, key)]));
             }
-            Effect::ReleaseSlot | Effect::ReleaseWorkspace | Effect::LoseEpoch | Effect::DropSandbox => {}
+            Effect::ReleaseSlot | Effect::ReleaseWorkspace | Effect::LiftFence | Effect::LoseEpoch | Effect::DropSandbox => {}
         }
     }
     // A timer that one move of a batch sets and a later one of the same run makes needless is cleared: it fires in vain at worst.
     timer::set(work, &set).await?;
     timer::clear(work, &clear).await
+}
+
+/// Writes into the histories of runs what is no move of theirs.
+pub(crate) async fn note(work: &mut Work, runs: &[&Locked], cause: &str, actor: &str, reason: &str) -> Result<()> {
+    if runs.is_empty() {
+        return Ok(());
+    }
+    let revisions = table::next_revisions(work, &runs.iter().map(|run| (run.id, 1)).collect::<Vec<_>>()).await?;
+    let mut entries = Vec::with_capacity(runs.len());
+    for run in runs {
+        let revision = revisions.get(&run.id).copied().unwrap_or(run.revision);
+        entries.push(Entry {
+            run: run.id,
+            tenant: run.tenant,
+            revision,
+            from: Some(run.machine.state),
+            to: run.machine.state,
+            cause: cause.to_owned(),
+            actor: actor.to_owned(),
+            epoch: run.machine.epoch,
+            reason: Some(reason.to_owned()),
+            detail: None,
+        });
+        work.event(run.tenant, run.id, event::Kind::Moved { revision });
+    }
+    table::history(work, &entries).await
 }
 
 /// One happening, with the answer that an asker gets.

@@ -3,6 +3,7 @@
 pub mod accept;
 pub mod admission;
 pub mod apply;
+pub mod recover;
 pub mod report;
 pub mod retention;
 mod settle;

@@ -1,12 +1,12 @@
-//! A run has settled: one delivery for each of its targets, in the same transaction.
+//! A run has settled, or its owner is to be told something before: one delivery for each of its targets, in the same transaction.
 
 use towpath_chassis::{Result, Work, clock};
-use towpath_delivery::Owed;
+use towpath_delivery::{About, Owed};
 use towpath_schemas::{body::Run, id::RunId, limit::WEBHOOK_BODY_BYTES};
 
 use crate::{table, view};
 
-pub(crate) async fn owe(work: &mut Work, runs: &[RunId]) -> Result<()> {
+pub(crate) async fn owe(work: &mut Work, runs: &[RunId], about: About) -> Result<()> {
     let targets = table::targets(work.db(), runs).await?;
     if targets.is_empty() {
         return Ok(());
@@ -16,12 +16,13 @@ pub(crate) async fn owe(work: &mut Work, runs: &[RunId]) -> Result<()> {
     let mut owed = Vec::with_capacity(targets.len());
     for run in with_targets {
         let shown = view::for_delivery(work.db(), run).await?;
-        let body = body(shown.run, shown.result)?;
+        let body = body(shown.run, shown.result, about)?;
         for target in targets.iter().filter(|target| target.run == run) {
             owed.push(Owed {
                 tenant: target.tenant,
                 run,
                 n: target.n,
+                about,
                 url: target.url.clone(),
                 secret: target.secret.clone(),
                 body: body.clone(),
@@ -33,12 +34,12 @@ pub(crate) async fn owe(work: &mut Work, runs: &[RunId]) -> Result<()> {
 }
 
 /// The body of a webhook (design section 6): at most [`WEBHOOK_BODY_BYTES`], the result cut with a link to the whole.
-fn body(mut run: Run, result: Option<towpath_schemas::body::RunResult>) -> Result<serde_json::Value> {
+fn body(mut run: Run, result: Option<towpath_schemas::body::RunResult>, about: About) -> Result<serde_json::Value> {
     let link = format!("/v1/runs/{}", run.id);
     run.prompt = None;
     run.files = None;
     run.result = result;
-    let make = |run: &Run| serde_json::json!({ "type": "run.ended", "timestamp": clock::wall().to_rfc3339(), "data": { "run": run, "link": link } });
+    let make = |run: &Run| serde_json::json!({ "type": about.event(), "timestamp": clock::wall().to_rfc3339(), "data": { "run": run, "link": link } });
     loop {
         let body = make(&run);
         let over = body.to_string().len().saturating_sub(WEBHOOK_BODY_BYTES);

@@ -1,7 +1,11 @@
 //! The table of moves of a run: design section 3, "States". Pure: values in, values out. What follows from a move is returned as effects; `apply.rs` performs them in the
 //! transaction that moves the row, and the database refuses whatever is not in this table.
 
-use towpath_schemas::{ErrorCode, body::RunState, guest::Exit};
+use towpath_schemas::{
+    ErrorCode,
+    body::RunState,
+    guest::{Exit, FENCE_RAN_OUT},
+};
 
 /// Starts of a sandbox that never bound, before the run fails.
 pub const START_RETRIES: i32 = 3;
@@ -15,6 +19,8 @@ pub struct Machine {
     /// The end that was asked for; set once.
     pub wanted: Option<RunState>,
     pub epoch: i32,
+    /// Epochs up to here may have been given out before a backup was restored; none of them is given out again.
+    pub epoch_floor: i32,
     /// The sandbox of `epoch` may still execute.
     pub active: bool,
     /// The supervisor process bound to `epoch`.
@@ -127,6 +133,8 @@ pub enum Effect {
     OpenRecord,
     ReleaseSlot,
     ReleaseWorkspace,
+    /// Nothing executes any more: the sandbox may be cut off for as long as it takes to hand over what it has.
+    LiftFence,
     /// Nothing that the epoch still says counts: take what JetStream holds, then mark the gap.
     LoseEpoch,
     /// The sandbox is not wanted: fence it when it comes.
@@ -163,7 +171,7 @@ pub fn decide(run: &Machine, on: &On) -> Verdict {
     match (run.state, on) {
         (Queued, On::Admitted) => {
             next.state = Starting;
-            next.epoch += 1;
+            next.epoch = run.epoch.max(run.epoch_floor) + 1;
             next.active = true;
             next.incarnation = None;
             next.exited = None;
@@ -190,16 +198,17 @@ pub fn decide(run: &Machine, on: &On) -> Verdict {
             next.end(Failed, "start_failed", "the sandbox was gone before it started anything, each time it was tried")
         }
 
+        // Its lease ran out and it ended the command by itself; that it could still tell so makes no difference.
+        (Running, On::Ended { incarnation, exited, .. })
+            if run.is_bound_to(incarnation) && exited.reason.as_deref() == Some(FENCE_RAN_OUT) && run.may_restart() =>
+        {
+            next.restart();
+        }
         (Running, On::Ended { incarnation, exited, .. }) if run.is_bound_to(incarnation) => next.command_ended(exited),
         (Running, On::Cancel) => next.want(Canceled, "canceled", "asked to stop"),
         (Running, On::Deadline) => next.want(TimedOut, "deadline", "its deadline has passed"),
         (Running, On::TimeLimit { reason }) => next.want(TimedOut, reason, "it ran into a time limit"),
-        (Running, On::Absent { .. } | On::Abandon) if run.restartable && run.restarts < MAX_RESTARTS => {
-            next.state = Queued;
-            next.active = false;
-            next.restarts += 1;
-            next.explain(Some("restart"), Some("its sandbox was lost; it is started again"));
-        }
+        (Running, On::Absent { .. } | On::Abandon) if run.may_restart() => next.restart(),
         (Running, On::Absent { .. } | On::Abandon) => {
             next.state = Finishing;
             next.active = false;
@@ -281,14 +290,18 @@ fn effects(old: &Machine, new: &Machine, on: &On) -> Vec<Effect> {
     if old.wanted.is_none() && new.wanted.is_some() {
         effects.push(Effect::Stop);
     }
-    if matches!(on, On::Absent { .. } | On::Abandon) && old.incarnation.is_some() {
+    let lost = matches!(on, On::Absent { .. } | On::Abandon) || new.restarts > old.restarts;
+    if lost && old.incarnation.is_some() {
         effects.push(Effect::LoseEpoch);
     }
-    if matches!(on, On::Absent { .. } | On::Abandon) || (old.state == Starting && new.state != Running) {
+    if lost || (old.state == Starting && new.state != Running) {
         effects.push(Effect::DropSandbox);
     }
     if old.active && !new.active {
         effects.push(Effect::ReleaseSlot);
+        if matches!(on, On::Ended { .. }) && !lost {
+            effects.push(Effect::LiftFence);
+        }
     }
     if old.holds_workspace() && !new.holds_workspace() {
         effects.push(Effect::ReleaseWorkspace);
@@ -312,6 +325,7 @@ impl Machine {
             state: RunState::Queued,
             wanted: None,
             epoch: 0,
+            epoch_floor: 0,
             active: false,
             incarnation: None,
             starts: 0,
@@ -326,6 +340,17 @@ impl Machine {
     /// Its sandbox may still touch the session's files, or its outputs are still being taken from there.
     pub fn holds_workspace(&self) -> bool {
         self.active || matches!(self.state, RunState::Starting | RunState::Running | RunState::Stopping | RunState::Finishing)
+    }
+
+    fn may_restart(&self) -> bool {
+        self.restartable && self.restarts < MAX_RESTARTS
+    }
+
+    fn restart(&mut self) {
+        self.state = RunState::Queued;
+        self.active = false;
+        self.restarts += 1;
+        self.explain(Some("restart"), Some("its sandbox was lost; it is started again"));
     }
 
     fn is_bound_to(&self, incarnation: &str) -> bool {
@@ -373,6 +398,11 @@ impl Machine {
             Exited { reason: Some(reason), .. } if reason == IDLE => {
                 (RunState::TimedOut, Some(reason), Some("nothing was printed or typed for as long as its agent allows".to_owned()))
             }
+            Exited { reason: Some(reason), .. } if reason == FENCE_RAN_OUT => (
+                RunState::Failed,
+                Some(reason),
+                Some("it was cut off from every gateway for as long as its agent's fence_after allows".to_owned()),
+            ),
             Exited { reason: Some(reason), message, .. } => (RunState::Failed, Some(reason), message),
             Exited { exit: Exit { code: Some(0), .. }, .. } => (RunState::Succeeded, None, None),
             Exited { exit: Exit { oom: Some(true), .. }, .. } => {

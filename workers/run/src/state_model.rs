@@ -12,6 +12,7 @@ fn exits() -> Vec<Exited> {
         Exited { exit: exit(Some(0), None), reason: None, message: None },
         Exited { exit: exit(Some(127), None), reason: None, message: None },
         Exited { exit: exit(None, Some(9)), reason: None, message: None },
+        Exited { exit: exit(None, Some(9)), reason: Some(FENCE_RAN_OUT.into()), message: None },
         Exited { exit: exit(None, None), reason: Some("command_not_found".into()), message: Some("no such file: x".into()) },
     ]
 }
@@ -32,7 +33,8 @@ fn happenings(run: &Machine) -> Vec<On> {
 
 fn reachable() -> HashSet<Machine> {
     let mut seen = HashSet::new();
-    let mut queue: VecDeque<Machine> = [Machine::accepted(false), Machine::accepted(true)].into();
+    let mut queue: VecDeque<Machine> =
+        [Machine::accepted(false), Machine::accepted(true), Machine { epoch_floor: 8, ..Machine::accepted(true) }].into();
     while let Some(run) = queue.pop_front() {
         if !seen.insert(run.clone()) {
             continue;
@@ -121,7 +123,7 @@ fn a_command_is_started_at_most_once_for_each_epoch() {
                 assert!(run.incarnation.is_none() && next.incarnation.is_some(), "{run:?} {on:?}");
             }
             if effects.contains(&Effect::CreateSandbox) {
-                assert_eq!(next.epoch, run.epoch + 1);
+                assert_eq!(next.epoch, run.epoch.max(run.epoch_floor) + 1);
             }
         }
     }

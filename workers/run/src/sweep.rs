@@ -7,12 +7,15 @@ use towpath_chassis::{
     sweep::Sweep,
     timer::{Timers, boxed},
 };
+use towpath_delivery::About;
 use towpath_schemas::id::RunId;
 
 use crate::{
     admission,
-    apply::{Happening, TIMER_DEADLINE, TIMER_MAX, TIMER_SEAL, TIMER_START, TIMER_WANTED, apply, parse_epoch_key},
+    apply::{Happening, TIMER_DEADLINE, TIMER_MAX, TIMER_SEAL, TIMER_START, TIMER_WANTED, apply, note, parse_epoch_key},
+    settle,
     state::On,
+    table::{self, Locked},
     view, worker,
 };
 
@@ -36,7 +39,33 @@ async fn fire(work: &mut Work, keys: Vec<String>, read: fn(&str) -> Option<(RunI
 }
 
 pub fn sweeps() -> Vec<Sweep> {
-    vec![Sweep::new("pools with room", Duration::from_secs(5), room), Sweep::new("untold facts", Duration::from_secs(5), untold)]
+    vec![
+        Sweep::new("pools with room", Duration::from_secs(5), room),
+        Sweep::new("untold facts", Duration::from_secs(5), untold),
+        Sweep::new("doubted sandboxes", Duration::from_secs(60), doubted),
+    ]
+}
+
+/// After so long without knowing whether a run's sandbox is there, its owner is told.
+const DOUBT: Duration = Duration::from_secs(15 * 60);
+/// Runs that one look tells of.
+const DOUBTED: i64 = 100;
+
+/// Tells the owners of runs that nobody can tell whether they still work: by a notice to each target, and in the run's history and event streams.
+async fn doubted(chassis: Chassis) -> Result<u64> {
+    let doubted = towpath_sandbox::doubted(&chassis.db, DOUBT, DOUBTED).await?;
+    if doubted.is_empty() {
+        return Ok(0);
+    }
+    let mut work = chassis.begin().await?;
+    let runs: Vec<RunId> = doubted.iter().map(|(run, _)| *run).collect();
+    let locked = table::lock(work.db(), &runs).await?;
+    let told = towpath_sandbox::tell_doubt(&mut work, &doubted).await?;
+    let told: Vec<&Locked> = locked.iter().filter(|run| run.machine.active && told.contains(&(run.id, run.machine.epoch))).collect();
+    note(&mut work, &told, "doubted", "clock", "sandbox_unknown").await?;
+    settle::owe(&mut work, &told.iter().map(|run| run.id).collect::<Vec<_>>(), About::SandboxUnknown).await?;
+    work.commit().await?;
+    Ok(told.len() as u64)
 }
 
 /// Admits itself: with NATS away runs are started all the same.

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, Utc};
-use sqlx::PgConnection;
+use sqlx::{PgConnection, PgPool};
 use towpath_chassis::{Error, Result, Work};
 use towpath_schemas::{
     body::RunState,
@@ -24,6 +24,7 @@ pub struct Locked {
     pub start: Duration,
     pub grace_s: i32,
     pub transcript_bytes: i64,
+    pub fence_s: Option<i32>,
     pub max: Option<Duration>,
     pub traceparent: Option<String>,
     pub revision: i64,
@@ -38,7 +39,7 @@ fn state_of(word: &str) -> Result<RunState> {
 pub async fn lock(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<Locked>> {
     let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
     let rows = sqlx::query!(
-        "select id, tenant_id, session_id, backend, start_s, grace_s, transcript_bytes, max_s, traceparent, revision, state, wanted, epoch, active, incarnation, starts, restarts, restartable,
+        "select id, tenant_id, session_id, backend, start_s, grace_s, transcript_bytes, fence_s, max_s, traceparent, revision, state, wanted, epoch, epoch_floor, active, incarnation, starts, restarts, restartable,
                 exited, exit_code, exit_signal, exit_oom, exit_reason, exit_message, reason, message
          from run where id = any($1) order by id for update",
         &ids
@@ -60,6 +61,7 @@ pub async fn lock(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<Locked>> 
                 start: Duration::from_secs(u64::try_from(row.start_s).unwrap_or(0)),
                 grace_s: row.grace_s,
                 transcript_bytes: row.transcript_bytes,
+                fence_s: row.fence_s,
                 max: row.max_s.and_then(|max_s| u64::try_from(max_s).ok()).map(Duration::from_secs),
                 traceparent: row.traceparent,
                 revision: row.revision,
@@ -67,6 +69,7 @@ pub async fn lock(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<Locked>> 
                     state: state_of(&row.state)?,
                     wanted: row.wanted.as_deref().map(state_of).transpose()?,
                     epoch: row.epoch,
+                    epoch_floor: row.epoch_floor,
                     active: row.active,
                     incarnation: row.incarnation,
                     starts: row.starts,
@@ -196,6 +199,41 @@ pub(crate) async fn next_revisions(work: &mut Work, runs: &[(RunId, i64)]) -> Re
     Ok(rows.into_iter().map(|row| (row.id.into(), row.revision)).collect())
 }
 
+/// An epoch higher than any that was given out before this minute: minutes since 2020, which is more than a run ever counts up to by itself.
+pub(crate) async fn fresh_epochs(db: &PgPool) -> Result<i32> {
+    Ok(sqlx::query_scalar!(r#"select (extract(epoch from now() - timestamptz '2020-01-01 00:00:00Z') / 60)::int as "minutes!""#)
+        .fetch_one(db)
+        .await?)
+}
+
+/// Runs that may be alive, or whose sandbox may be, and that have no floor of epochs from `floor` up yet.
+pub(crate) async fn alive(db: &PgPool, floor: i32, after: Option<RunId>, most: i64) -> Result<Vec<RunId>> {
+    let runs = sqlx::query_scalar!(
+        "select id from run where epoch_floor < $1 and ($2::uuid is null or id > $2)
+             and (state in ('queued', 'starting', 'running', 'stopping', 'finishing') or exists (select 1 from sandbox where run_id = run.id and sandbox.state <> 'gone'))
+         order by id limit $3",
+        floor,
+        after.map(|run| run.uuid()),
+        most
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(runs.into_iter().map(RunId).collect())
+}
+
+/// From now on these runs get epochs above these. The caller holds the rows' locks.
+pub(crate) async fn raise_floors(work: &mut Work, floors: &[(RunId, i32)]) -> Result<()> {
+    let (runs, floors): (Vec<Uuid>, Vec<i32>) = floors.iter().map(|(run, floor)| (run.uuid(), *floor)).unzip();
+    sqlx::query!(
+        "update run set epoch_floor = new.floor from unnest($1::uuid[], $2::int[]) as new (id, floor) where run.id = new.id",
+        &runs,
+        &floors
+    )
+    .execute(work.db())
+    .await?;
+    Ok(())
+}
+
 /// A run about to be accepted.
 #[derive(Debug, Clone)]
 pub struct NewRow {
@@ -215,6 +253,8 @@ pub struct NewRow {
     pub start_s: i32,
     pub grace_s: i32,
     pub transcript_bytes: i64,
+    pub fence_s: Option<i32>,
+    pub restartable: bool,
     pub concurrent: Option<i32>,
     pub max_s: Option<i32>,
     pub deadline: Option<Deadline>,
@@ -247,18 +287,21 @@ pub(crate) async fn insert(work: &mut Work, rows: &[NewRow]) -> Result<HashMap<R
     let traces: Vec<Option<String>> = rows.iter().map(|row| row.traceparent.clone()).collect();
     let concurrent: Vec<Option<i32>> = rows.iter().map(|row| row.concurrent).collect();
     let max: Vec<Option<i32>> = rows.iter().map(|row| row.max_s).collect();
+    let fences: Vec<Option<i32>> = rows.iter().map(|row| row.fence_s).collect();
+    let restartable: Vec<bool> = rows.iter().map(|row| row.restartable).collect();
     let deadlines: Vec<Option<DateTime<Utc>>> =
         rows.iter().map(|row| if let Some(Deadline::At(at)) = row.deadline { Some(at) } else { None }).collect();
     let after: Vec<Option<f64>> =
         rows.iter().map(|row| if let Some(Deadline::After(after)) = row.deadline { Some(after.as_secs_f64()) } else { None }).collect();
     let inserted = sqlx::query!(
         r#"insert into run (id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s, transcript_bytes,
-                            concurrent, max_s, deadline_at, traceparent, state, waiting_for, revision)
+                            concurrent, max_s, deadline_at, traceparent, fence_s, restartable, state, waiting_for, revision)
            select id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s, transcript_bytes,
-                  concurrent, max_s, coalesce(deadline_at, now() + make_interval(secs => deadline_s)), traceparent, 'queued', 'place', 1
+                  concurrent, max_s, coalesce(deadline_at, now() + make_interval(secs => deadline_s)), traceparent, fence_s, restartable, 'queued', 'place', 1
            from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::int[], $7::uuid[], $8::text[], $9::text[], $10::smallint[], $11::text[], $12::jsonb[],
-                       $13::jsonb[], $14::int[], $15::int[], $16::bigint[], $17::text[], $18::int[], $19::int[], $20::timestamptz[], $21::float8[])
-               as t (id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s, transcript_bytes, traceparent, concurrent, max_s, deadline_at, deadline_s)
+                       $13::jsonb[], $14::int[], $15::int[], $16::bigint[], $17::text[], $18::int[], $19::int[], $20::timestamptz[], $21::float8[], $22::int[], $23::bool[])
+               as t (id, tenant_id, session_id, agent_id, agent_name, agent_version, principal_id, mode, backend, priority, prompt, labels, sandbox, start_s, grace_s, transcript_bytes, traceparent, concurrent, max_s, deadline_at, deadline_s,
+                     fence_s, restartable)
            order by session_id
            on conflict do nothing returning id, created_at, deadline_at"#,
         &uuids(&|row| row.id.uuid()),
@@ -281,7 +324,9 @@ pub(crate) async fn insert(work: &mut Work, rows: &[NewRow]) -> Result<HashMap<R
         &concurrent as &[Option<i32>],
         &max as &[Option<i32>],
         &deadlines as &[Option<DateTime<Utc>>],
-        &after as &[Option<f64>]
+        &after as &[Option<f64>],
+        &fences as &[Option<i32>],
+        &restartable
     )
     .fetch_all(work.db())
     .await?;

@@ -7,5 +7,9 @@ mod table;
 mod worker;
 
 pub use stuck::stuck;
-pub use table::{Asked, Binding, Credential, Fact, abandon, ask, bind, credentials, facts, heard, remove, unwant, wanted};
+pub use sweep::sweeps;
+pub use table::{
+    Asked, Binding, Credential, Fact, abandon, ask, bind, credentials, doubted, facts, heard, lift_fence, remove, tell_doubt, unwant,
+    wanted,
+};
 pub use worker::Host;

@@ -120,6 +120,27 @@ impl ProcessBackend {
         Ok(path)
     }
 
+    /// Every sandbox that has a folder on this host.
+    pub async fn folders(&self) -> io::Result<Vec<(RunId, i32)>> {
+        let path = self.state_dir.join("sandboxes");
+        tokio::task::spawn_blocking(move || match fs::read_dir(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+            Ok(entries) => {
+                let named = |entry: io::Result<fs::DirEntry>| {
+                    let name = entry?.file_name();
+                    Ok(name
+                        .to_str()
+                        .and_then(|name| name.rsplit_once('.'))
+                        .and_then(|(run, epoch)| Some((run.parse().ok()?, epoch.parse().ok()?))))
+                };
+                entries.map(named).filter_map(io::Result::transpose).collect()
+            }
+        })
+        .await
+        .map_err(io::Error::other)?
+    }
+
     /// Removes a session's file tree; fine when there is none.
     pub async fn remove_workspace(&self, session: SessionId) -> io::Result<()> {
         let path = self.state_dir.join("workspaces").join(session.to_string());

@@ -1,6 +1,9 @@
 //! All SQL of `sandbox`.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use sqlx::PgPool;
 use towpath_chassis::{Error, Result, Work};
@@ -10,6 +13,11 @@ use towpath_schemas::{
     id::{RunId, SessionId, TenantId},
 };
 use uuid::Uuid;
+
+/// Beyond a tenth of the fence itself, which stands for clocks that do not run alike: the time that ending a command may take on a busy host.
+pub(crate) const FENCE_MARGIN: Duration = Duration::from_secs(10);
+/// Hosts look every 3 s, and a gateway hears of a sandbox every minute at least; after this silence of both nobody knows whether it is there.
+const UNOBSERVED: Duration = Duration::from_secs(180);
 
 /// A sandbox that an admission asks for.
 #[derive(Debug, Clone)]
@@ -21,6 +29,7 @@ pub struct Asked {
     pub host: String,
     pub backend: String,
     pub walls: serde_json::Value,
+    pub fence_s: Option<i32>,
 }
 
 /// Asks hosts for sandboxes, with the admission's transaction.
@@ -35,16 +44,18 @@ pub async fn ask(work: &mut Work, asked: &[Asked]) -> Result<()> {
     let hosts: Vec<String> = asked.iter().map(|row| row.host.clone()).collect();
     let backends: Vec<String> = asked.iter().map(|row| row.backend.clone()).collect();
     let walls: Vec<serde_json::Value> = asked.iter().map(|row| row.walls.clone()).collect();
+    let fences: Vec<Option<i32>> = asked.iter().map(|row| row.fence_s).collect();
     sqlx::query!(
-        "insert into sandbox (run_id, epoch, tenant_id, session_id, host, backend, walls, state)
-         select *, 'asked' from unnest($1::uuid[], $2::int[], $3::uuid[], $4::uuid[], $5::text[], $6::text[], $7::jsonb[])",
+        "insert into sandbox (run_id, epoch, tenant_id, session_id, host, backend, walls, fence_s, state)
+         select *, 'asked' from unnest($1::uuid[], $2::int[], $3::uuid[], $4::uuid[], $5::text[], $6::text[], $7::jsonb[], $8::int[])",
         &runs,
         &epochs,
         &tenants,
         &sessions,
         &hosts,
         &backends,
-        &walls
+        &walls,
+        &fences as &[Option<i32>]
     )
     .execute(work.db())
     .await?;
@@ -82,6 +93,8 @@ pub struct Binding {
     pub incarnation: String,
     pub key_sha256: Vec<u8>,
     pub identity: Identity,
+    /// Whether this supervisor ends its command when its lease runs out.
+    pub keeps_fence: bool,
 }
 
 /// Binds supervisor processes to their epochs, each where none is bound yet or the same one; those that are bound now. The caller holds the run rows' locks.
@@ -90,14 +103,16 @@ pub async fn bind(work: &mut Work, bindings: &[Binding]) -> Result<HashSet<(RunI
     let epochs: Vec<i32> = bindings.iter().map(|binding| binding.epoch).collect();
     let incarnations: Vec<String> = bindings.iter().map(|binding| binding.incarnation.clone()).collect();
     let keys: Vec<Vec<u8>> = bindings.iter().map(|binding| binding.key_sha256.clone()).collect();
+    let keeping: Vec<bool> = bindings.iter().map(|binding| binding.keeps_fence).collect();
     let identities = bindings.iter().map(|binding| serde_json::to_value(&binding.identity)).collect::<Result<Vec<_>, _>>();
     let identities = identities.map_err(|error| Error::broken(format!("identity: {error}")))?;
     let bound = sqlx::query!(
-        "with new as (select * from unnest($1::uuid[], $2::int[], $3::text[], $4::bytea[], $5::jsonb[]) as new (run, epoch, incarnation, key_sha256, identity)),
+        "with new as (select * from unnest($1::uuid[], $2::int[], $3::text[], $4::bytea[], $5::jsonb[], $6::bool[]) as new (run, epoch, incarnation, key_sha256, identity, keeps_fence)),
          locked as (
              select run_id, sandbox.epoch from sandbox join (select distinct run, epoch from new) as new on run_id = new.run and sandbox.epoch = new.epoch
              order by run_id, sandbox.epoch for update of sandbox)
-         update sandbox set state = 'bound', incarnation = new.incarnation, key_sha256 = new.key_sha256, identity = new.identity, last_heard_at = now()
+         update sandbox set state = 'bound', incarnation = new.incarnation, key_sha256 = new.key_sha256, identity = new.identity, last_heard_at = now(),
+             fence_s = case when new.keeps_fence then fence_s end
          from new join locked on locked.run_id = new.run and locked.epoch = new.epoch
          where sandbox.run_id = new.run and sandbox.epoch = new.epoch and not unwanted
              and (state = 'asked' or (state = 'bound' and sandbox.incarnation = new.incarnation and sandbox.key_sha256 = new.key_sha256))
@@ -106,7 +121,8 @@ pub async fn bind(work: &mut Work, bindings: &[Binding]) -> Result<HashSet<(RunI
         &epochs,
         &incarnations,
         &keys,
-        &identities
+        &identities,
+        &keeping
     )
     .fetch_all(work.db())
     .await?;
@@ -146,20 +162,105 @@ pub async fn credentials(db: &PgPool, sandboxes: &[(RunId, i32)]) -> Result<Hash
         .collect())
 }
 
-/// Records that a gateway heard from these sandboxes.
-pub async fn heard(db: &PgPool, sandboxes: &[(RunId, i32)]) -> Result<()> {
+/// Records that a gateway heard from these sandboxes; those of which it is committed now, and that count. One under a fence is heard when it asks for its lease, which only those
+/// may be granted that are returned here.
+pub async fn heard(db: &PgPool, sandboxes: &[(RunId, i32)], asking: &HashSet<(RunId, i32)>) -> Result<HashSet<(RunId, i32)>> {
+    let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+    let asking: Vec<bool> = sandboxes.iter().map(|sandbox| asking.contains(sandbox)).collect();
+    let heard = sqlx::query!(
+        // One that somebody works on now is heard at the next look.
+        "update sandbox set last_heard_at = now() where state = 'bound' and not unwanted and (run_id, epoch) in (
+             select run_id, sandbox.epoch
+             from sandbox join unnest($1::uuid[], $2::int[], $3::bool[]) as live (run, epoch, asking) on run_id = live.run and sandbox.epoch = live.epoch
+             where asking or fence_s is null for update of sandbox skip locked)
+         returning run_id, epoch",
+        &runs,
+        &epochs,
+        &asking
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(heard.into_iter().map(|row| (row.run_id.into(), row.epoch)).collect())
+}
+
+/// Sandboxes that nobody granted a lease for longer than their fence and [`FENCE_MARGIN`]: their commands have ended by themselves, so they are gone. How many.
+pub(crate) async fn run_out(work: &mut Work, most: i64) -> Result<u64> {
+    let rows = sqlx::query!(
+        "with over as (
+             select run_id, epoch from sandbox
+             where state = 'bound' and fence_s is not null and last_heard_at < now() - make_interval(secs => fence_s * 1.1::float8 + $1)
+             order by run_id, epoch limit $2 for update skip locked)
+         update sandbox set observed = 'absent', observed_at = now(), unknown_since = null, state = 'gone', gone_at = now(), unwanted = true
+         from over where sandbox.run_id = over.run_id and sandbox.epoch = over.epoch
+         returning sandbox.run_id, sandbox.epoch, tenant_id, fence_s",
+        FENCE_MARGIN.as_secs_f64(),
+        most
+    )
+    .fetch_all(work.db())
+    .await?;
+    for row in &rows {
+        let run = RunId(row.run_id);
+        tracing::info!(%run, epoch = row.epoch, fence_s = row.fence_s, "the sandbox is gone: its lease has run out");
+        work.command(Command::Observed { tenant: row.tenant_id.into(), run, epoch: row.epoch });
+    }
+    Ok(rows.len() as u64)
+}
+
+/// Their commands have ended, so silence proves nothing of them any more and costs nobody anything.
+pub async fn lift_fence(work: &mut Work, sandboxes: &[(RunId, i32)]) -> Result<()> {
     let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
     sqlx::query!(
-        // One that somebody works on now is heard at the next look.
-        "update sandbox set last_heard_at = now() where (run_id, epoch) in (
-             select run_id, sandbox.epoch from sandbox join unnest($1::uuid[], $2::int[]) as live (run, epoch) on run_id = live.run and sandbox.epoch = live.epoch
-             for update of sandbox skip locked)",
+        "update sandbox set fence_s = null from unnest($1::uuid[], $2::int[]) as ended (run, epoch) where run_id = ended.run and sandbox.epoch = ended.epoch",
         &runs,
         &epochs
     )
-    .execute(db)
+    .execute(work.db())
     .await?;
     Ok(())
+}
+
+/// Sandboxes that neither their host has seen nor a gateway heard for [`UNOBSERVED`]: nobody knows whether they are there. How many more.
+pub(crate) async fn unobserved(db: &PgPool, most: i64) -> Result<u64> {
+    let doubted = sqlx::query!(
+        "update sandbox set observed = 'unknown', unknown_since = now() where (run_id, epoch) in (
+             select run_id, epoch from sandbox
+             where state = 'bound' and unknown_since is null and coalesce(observed_at, created_at) < now() - make_interval(secs => $1)
+                 and coalesce(last_heard_at, created_at) < now() - make_interval(secs => $1)
+             order by run_id, epoch limit $2 for update skip locked)",
+        UNOBSERVED.as_secs_f64(),
+        most
+    )
+    .execute(db)
+    .await?;
+    Ok(doubted.rows_affected())
+}
+
+/// Sandboxes of which nobody has known for `after` whether they are there, and whose owners were not told.
+pub async fn doubted(db: &PgPool, after: Duration, most: i64) -> Result<Vec<(RunId, i32)>> {
+    let rows = sqlx::query!(
+        "select run_id, epoch from sandbox where state <> 'gone' and unknown_told_at is null and unknown_since < now() - make_interval(secs => $1)
+         order by unknown_since limit $2",
+        after.as_secs_f64(),
+        most
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.run_id.into(), row.epoch)).collect())
+}
+
+/// Takes note that the owners of these sandboxes are told; those of which it is not noted yet and that are in doubt still. The caller holds the run rows' locks.
+pub async fn tell_doubt(work: &mut Work, sandboxes: &[(RunId, i32)]) -> Result<Vec<(RunId, i32)>> {
+    let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+    let rows = sqlx::query!(
+        "update sandbox set unknown_told_at = now() from unnest($1::uuid[], $2::int[]) as doubted (run, epoch)
+         where run_id = doubted.run and sandbox.epoch = doubted.epoch and state <> 'gone' and unknown_told_at is null and unknown_since is not null
+         returning run_id, sandbox.epoch",
+        &runs,
+        &epochs
+    )
+    .fetch_all(work.db())
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.run_id.into(), row.epoch)).collect())
 }
 
 /// One row that a host has to look at.
@@ -172,14 +273,16 @@ pub struct Row {
     pub walls: Walls,
     pub bound: bool,
     pub unwanted: bool,
+    /// Somebody else has proved or decided that it is gone; what is left of it is to be removed.
+    pub gone: bool,
 }
 
-/// The host's sandboxes that are not gone; only those of `runs` when given.
+/// The host's sandboxes that are not gone, and those whose remains are there still; only those of `runs` when given.
 pub(crate) async fn of_host(db: &PgPool, host: &str, runs: Option<&[RunId]>) -> Result<Vec<Row>> {
     let runs: Option<Vec<Uuid>> = runs.map(|runs| runs.iter().map(|run| run.uuid()).collect());
     let rows = sqlx::query!(
         "select run_id, epoch, tenant_id, session_id, walls, state, unwanted from sandbox
-         where host = $1 and state <> 'gone' and refusal is null and ($2::uuid[] is null or run_id = any($2)) order by created_at limit 10000",
+         where host = $1 and removed_at is null and refusal is null and ($2::uuid[] is null or run_id = any($2)) order by created_at limit 10000",
         host,
         runs.as_deref()
     )
@@ -195,15 +298,43 @@ pub(crate) async fn of_host(db: &PgPool, host: &str, runs: Option<&[RunId]>) -> 
                 walls: serde_json::from_value(row.walls).map_err(|error| Error::broken(format!("walls: {error}")))?,
                 bound: row.state == "bound",
                 unwanted: row.unwanted,
+                gone: row.state == "gone",
             })
         })
         .collect()
 }
 
+/// Those of these sandboxes that have a row.
+pub(crate) async fn known(db: &PgPool, sandboxes: &[(RunId, i32)]) -> Result<HashSet<(RunId, i32)>> {
+    let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+    let rows = sqlx::query!(
+        "select run_id, sandbox.epoch from sandbox join unnest($1::uuid[], $2::int[]) as asked (run, epoch) on run_id = asked.run and sandbox.epoch = asked.epoch",
+        &runs,
+        &epochs
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.run_id.into(), row.epoch)).collect())
+}
+
+/// Nothing is left of these sandboxes on their host.
+pub(crate) async fn removed(db: &PgPool, sandboxes: &[(RunId, i32)]) -> Result<()> {
+    let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+    sqlx::query!(
+        "update sandbox set removed_at = now() from unnest($1::uuid[], $2::int[]) as done (run, epoch)
+         where run_id = done.run and sandbox.epoch = done.epoch and state = 'gone'",
+        &runs,
+        &epochs
+    )
+    .execute(db)
+    .await?;
+    Ok(())
+}
+
 /// The host can never start it. Nothing was created.
 pub(crate) async fn refused(work: &mut Work, row: &Row, reason: &str, message: &str) -> Result<()> {
     sqlx::query!(
-        "update sandbox set refusal = $3, refusal_message = $4, state = 'gone', gone_at = now() where run_id = $1 and epoch = $2 and state = 'asked'",
+        "update sandbox set refusal = $3, refusal_message = $4, state = 'gone', gone_at = now(), removed_at = now() where run_id = $1 and epoch = $2 and state = 'asked'",
         row.run.uuid(),
         row.epoch,
         reason,

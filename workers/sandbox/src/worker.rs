@@ -23,6 +23,9 @@ use crate::{
 /// Sandboxes that one host creates or looks at, at a time.
 const AT_A_TIME: usize = 8;
 
+/// Sandboxes without a row that one look names.
+const STRANGERS_NAMED: usize = 20;
+
 type Key = (RunId, i32);
 
 /// What came of a look at one sandbox.
@@ -31,6 +34,8 @@ enum Seen {
     Unsure,
     /// Something was done about it.
     Acted,
+    /// It is gone, and nothing is left of it.
+    Removed,
 }
 
 /// What a host does about its own sandboxes.
@@ -67,6 +72,18 @@ impl Host {
         self.backend.remove_workspace(session).await
     }
 
+    /// Reports what lies on this host and has no row, as after a backup was restored: a person decides what becomes of it.
+    pub async fn report_strangers(&self, chassis: &Chassis) -> Result<u64> {
+        let folders = self.backend.folders().await.map_err(|error| Error::broken(format!("the folder of sandboxes: {error}")))?;
+        let known = table::known(&chassis.db, &folders).await?;
+        let strangers: Vec<&Key> = folders.iter().filter(|key| !known.contains(key)).collect();
+        for (run, epoch) in strangers.iter().take(STRANGERS_NAMED) {
+            tracing::warn!(%run, epoch, "a sandbox on this host has no row; when it is certainly of no use, remove its folder");
+        }
+        metrics::gauge!("towpath_sandboxes_without_row", "host" => chassis.config.host.clone()).set(strangers.len() as f64);
+        Ok(0)
+    }
+
     /// Looks at the host's sandboxes, all or those of `runs`; how many were not yet as they should be.
     pub async fn attend(&self, chassis: &Chassis, runs: Option<&[RunId]>) -> Result<u64> {
         let rows = table::of_host(&chassis.db, &chassis.config.host, runs).await?;
@@ -79,11 +96,15 @@ impl Host {
         if !present.is_empty() {
             table::present(&chassis.db, &present).await?;
         }
+        let removed: Vec<Key> = looks.iter().filter(|(_, seen)| matches!(seen, Ok(Seen::Removed))).map(|(key, _)| *key).collect();
+        if !removed.is_empty() {
+            table::removed(&chassis.db, &removed).await?;
+        }
         let mut changed = 0;
         let mut failure = None;
         for (_, seen) in looks {
             match seen {
-                Ok(Seen::Acted) => changed += 1,
+                Ok(Seen::Acted | Seen::Removed) => changed += 1,
                 Ok(Seen::Present | Seen::Unsure) => {}
                 Err(error) => failure = Some(error),
             }
@@ -93,6 +114,9 @@ impl Host {
 
     async fn attend_to(&self, chassis: &Chassis, row: Row) -> Result<Seen> {
         match self.backend.observe(row.run, row.epoch).await {
+            Observed::NeverCreated | Observed::Absent { .. } if row.gone => Ok(self.remove(&row).await),
+            // It may still be told so itself, or keep trying; what it says counts no more.
+            Observed::Present(_) | Observed::Unknown { .. } if row.gone => Ok(Seen::Unsure),
             Observed::NeverCreated if row.unwanted => self.gone(chassis, &row).await,
             Observed::NeverCreated if row.bound => self.unknown(chassis, &row, "its folder is not there").await,
             Observed::NeverCreated => self.create(chassis, &row).await,
@@ -153,11 +177,18 @@ impl Host {
         let mut work = chassis.begin().await?;
         table::gone(&mut work, row).await?;
         work.commit().await?;
-        // Its folder is only litter now.
-        if let Err(error) = self.backend.remove(row.run, row.epoch).await {
-            tracing::warn!(run = %row.run, epoch = row.epoch, %error, "a sandbox's folder stays");
+        Ok(self.remove(row).await)
+    }
+
+    /// Its folder is only litter now; what cannot be removed is tried again at the next look.
+    async fn remove(&self, row: &Row) -> Seen {
+        match self.backend.remove(row.run, row.epoch).await {
+            Ok(()) => Seen::Removed,
+            Err(error) => {
+                tracing::warn!(run = %row.run, epoch = row.epoch, %error, "a sandbox's folder stays for now");
+                Seen::Unsure
+            }
         }
-        Ok(Seen::Acted)
     }
 
     async fn unknown(&self, chassis: &Chassis, row: &Row, why: &str) -> Result<Seen> {

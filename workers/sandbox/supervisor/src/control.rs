@@ -15,6 +15,8 @@ pub enum ToInit {
     Go(Go),
     /// TERM to everything, then KILL after the grace.
     Stop { grace_ms: u64 },
+    /// The lease lasts until then, in microseconds of [`crate::clock::boot_us`].
+    Lease { until_us: u64 },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -27,6 +29,8 @@ pub struct Go {
     pub terminal: Option<Size>,
     /// For what remains when the main command has ended.
     pub grace_ms: u64,
+    /// Under a fence: everything is killed at this moment of [`crate::clock::boot_us`] unless a later one is given before.
+    pub lease_until_us: Option<u64>,
 }
 
 /// From inside to outside.

@@ -12,16 +12,17 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions, set_dumpable_behavior};
 
-use towpath_schemas::frame::Size;
+use towpath_schemas::{frame::Size, guest::FENCE_RAN_OUT};
 
 use crate::{
+    clock,
     control::{FromInit, Go, LINE_BYTES, ToInit},
     host,
     pty::{self, Pty},
@@ -101,6 +102,10 @@ impl Reach {
 }
 
 static STOPPING: AtomicBool = AtomicBool::new(false);
+/// Only grows.
+static LEASE_UNTIL_US: AtomicU64 = AtomicU64::new(0);
+/// Between two attempts to kill what a lease that has run out leaves; the end of all ends this process.
+const KILL_AGAIN: Duration = Duration::from_millis(20);
 /// An interactive shell does not hear TERM.
 static HAS_TERMINAL: AtomicBool = AtomicBool::new(false);
 
@@ -118,6 +123,16 @@ fn serve(arguments: InitArguments) -> io::Result<()> {
     let reach = if arguments.subreaper { Reach::Descendants } else { Reach::Namespace };
     let mut orders = BufReader::new(socket.try_clone()?);
     let Some(ToInit::Go(go)) = next_order(&mut orders) else { return Ok(()) };
+    if let Some(until_us) = go.lease_until_us {
+        if clock::boot_us() >= until_us {
+            return say(
+                &socket,
+                &FromInit::Refused { code: FENCE_RAN_OUT.to_owned(), message: "its lease ran out before it began".to_owned() },
+            );
+        }
+        LEASE_UNTIL_US.store(until_us, Ordering::SeqCst);
+        thread::spawn(move || keep_lease(reach));
+    }
     let main = match execute(&go, score, Ends { stdout, stderr }) {
         Ok(pid) => pid,
         Err(refusal) => return say(&socket, &refusal),
@@ -143,10 +158,16 @@ fn say(mut socket: &UnixStream, message: &FromInit) -> io::Result<()> {
 
 fn listen(mut orders: BufReader<UnixStream>, reach: Reach) {
     while let Some(order) = next_order(&mut orders) {
-        if let ToInit::Stop { grace_ms } = order {
-            STOPPING.store(true, Ordering::SeqCst);
-            // A later order with a shorter grace must not wait for this one.
-            thread::spawn(move || reach.stop(Duration::from_millis(grace_ms)));
+        match order {
+            ToInit::Stop { grace_ms } => {
+                STOPPING.store(true, Ordering::SeqCst);
+                // A later order with a shorter grace must not wait for this one.
+                thread::spawn(move || reach.stop(Duration::from_millis(grace_ms)));
+            }
+            ToInit::Lease { until_us } => {
+                LEASE_UNTIL_US.fetch_max(until_us, Ordering::SeqCst);
+            }
+            ToInit::Go(_) => {}
         }
     }
     match reach {
@@ -161,6 +182,22 @@ fn listen(mut orders: BufReader<UnixStream>, reach: Reach) {
         }
     }
     std::process::exit(1);
+}
+
+/// Kills everything when the lease has run out, also while the supervisor outside sleeps or is stopped. Nothing extends a lease that has run out.
+fn keep_lease(reach: Reach) {
+    loop {
+        let until_us = LEASE_UNTIL_US.load(Ordering::SeqCst);
+        if clock::boot_us() >= until_us {
+            break;
+        }
+        clock::sleep_until_boot_us(until_us);
+    }
+    STOPPING.store(true, Ordering::SeqCst);
+    loop {
+        reach.signal(Signal::KILL);
+        thread::sleep(KILL_AGAIN);
+    }
 }
 
 fn reap(socket: &UnixStream, main: u32, reach: Reach, grace: Duration) -> io::Result<()> {

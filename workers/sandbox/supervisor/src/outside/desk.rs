@@ -21,7 +21,9 @@ use towpath_schemas::{
     limit::TYPED_BYTES,
 };
 
-use super::{spool::Spool, steers::Ledger, upload::Uploads};
+use crate::clock;
+
+use super::{lease::Lease, spool::Spool, steers::Ledger, upload::Uploads};
 
 /// Bytes of frames that may be on their way without being stored.
 const WINDOW_BYTES: usize = 4 * 1024 * 1024;
@@ -102,6 +104,8 @@ struct Inner {
     window_bytes: usize,
     identity: Identity,
     phase: Phase,
+    /// Under a fence, from the start order on.
+    lease: Option<Lease>,
     last_activity: Instant,
     /// What viewers of the terminal said; None while there is no terminal.
     viewers_said: Option<VecDeque<(String, ViewerSays)>>,
@@ -139,6 +143,7 @@ impl Desk {
             window_bytes: 0,
             identity,
             phase: Phase::Fresh,
+            lease: None,
             last_activity: Instant::now(),
             viewers_said: None,
             viewers_said_bytes: 0,
@@ -181,6 +186,26 @@ impl Desk {
 
     pub fn stop_asked(&self) -> Option<Stop> {
         self.inner.borrow().stop.clone()
+    }
+
+    /// From now on the command's life hangs on a lease; the connection asks for it.
+    pub fn need_lease(&self, fence_s: u32) {
+        self.inner.borrow_mut().lease = Some(Lease::new(fence_s));
+        self.outgoing.notify_one();
+    }
+
+    /// The end of the lease, once it is after `last_us`. Without a fence it never comes.
+    pub async fn lease_after(&self, last_us: u64) -> u64 {
+        self.wait(|desk| desk.inner.borrow().lease.as_ref()?.until_us().filter(|until_us| *until_us > last_us)).await
+    }
+
+    pub fn has_lease_run_out(&self) -> bool {
+        self.inner.borrow().lease.as_ref().is_some_and(|lease| lease.has_run_out(clock::boot_us()))
+    }
+
+    /// Until the connection has to ask for the lease again.
+    pub fn lease_due_in(&self, connection: u64) -> Option<Duration> {
+        self.inner.borrow().lease.as_ref().map(|lease| lease.due_in(connection, clock::boot_us()))
     }
 
     pub async fn fenced(&self) {
@@ -371,6 +396,11 @@ impl Desk {
     pub fn next(&self, connection: u64) -> io::Result<Option<Outgoing>> {
         let mut inner = self.inner.borrow_mut();
         inner.connected = Some(connection);
+        if inner.phase != Phase::Ended
+            && let Some(number) = inner.lease.as_mut().and_then(|lease| lease.ask(connection, clock::boot_us()))
+        {
+            return Ok(Some(Outgoing::Text(FromGuest::Lease { number })));
+        }
         if let Some(step) = inner.steps.pop_front() {
             return Ok(Some(Outgoing::Text(step)));
         }
@@ -424,6 +454,11 @@ impl Desk {
             ToGuest::Steer(order) => inner.take_steer(order),
             ToGuest::Viewer { viewer, says } => inner.hear_viewer(viewer, says),
             ToGuest::Cancel { grace_s, reason } => inner.stop = inner.stop.take().or(Some(Stop { grace_s, reason })),
+            ToGuest::Leased { number } => {
+                if let Some(lease) = &mut inner.lease {
+                    lease.granted(number, clock::boot_us());
+                }
+            }
             ToGuest::EndedStored => inner.answered(Answer::Ended),
             ToGuest::ResultStored => inner.answered(Answer::Result),
             ToGuest::FileRefused { request, code, detail, again } => {

@@ -201,8 +201,9 @@ async fn speak(desk: &Desk, mut sink: SplitSink<Socket, Message>, connection: u6
             Some(Outgoing::Text(message)) => sink.send(Message::text(serde_json::to_string(&message)?)).await.map_err(websocket)?,
             Some(Outgoing::Binary(bytes)) => sink.send(Message::binary(bytes)).await.map_err(websocket)?,
             None => {
-                // Running into the time-out is how the next ping comes.
-                timeout(PING.saturating_sub(pinged.elapsed()), desk.something_to_send()).await.ok();
+                // Running into the time-out is how the next ping or the next question for a lease comes.
+                let idle = PING.saturating_sub(pinged.elapsed()).min(desk.lease_due_in(connection).unwrap_or(PING));
+                timeout(idle, desk.something_to_send()).await.ok();
             }
         }
     }

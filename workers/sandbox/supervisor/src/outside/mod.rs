@@ -4,6 +4,7 @@ mod desk;
 mod disk;
 mod fifo;
 mod gather;
+mod lease;
 mod link;
 mod net;
 mod output;

@@ -2,11 +2,12 @@
 
 use std::{cell::RefCell, io, path::Path, time::Duration};
 
+use rustix::process::Signal;
 use tokio::time::{sleep, sleep_until, timeout};
 use towpath_schemas::{
     agent::{Isolation, Terminal},
     frame::{EndRecord, FrameKind, Size},
-    guest::{Exit, FromGuest, InputFile, Phase, SandboxSpec, StartOrder},
+    guest::{Exit, FENCE_RAN_OUT, FromGuest, InputFile, Phase, SandboxSpec, StartOrder},
 };
 
 use super::{
@@ -38,6 +39,8 @@ const STUBBORN: Duration = Duration::from_secs(5);
 /// Bytes in /tmp and in /dev/shm, unless the memory limit is smaller.
 const TMP_BYTES: u64 = 1024 * 1024 * 1024;
 const DISK_RETRY: Duration = Duration::from_secs(1);
+/// How often the end of a lease is looked for; process 1 is awake at the very moment.
+const LEASE_LOOK: Duration = Duration::from_secs(1);
 
 pub struct Work<'a> {
     pub desk: &'a Desk,
@@ -287,16 +290,18 @@ impl Work<'_> {
         Kept { tail, outputs }: Kept<'_>,
     ) -> Result<Outcome, Refusal> {
         let Raised { mut orders, mut events, printed, init, _network } = raised;
-        if let Some(stop) = self.desk.stop_asked() {
-            return Ok(Outcome { exit: Exit::default(), reason: Some(stop.reason) });
-        }
-        self.give_the_word(order, places, &mut orders, &mut events).await?;
+        let lease_until_us = tokio::select! {
+            biased;
+            stop = self.desk.stop_order() => return Ok(Outcome { exit: Exit::default(), reason: Some(stop.reason) }),
+            until_us = self.first_lease(order.fence_s) => until_us,
+        };
+        self.give_the_word(order, places, lease_until_us, &mut orders, &mut events).await?;
         let reason = RefCell::new(None);
         let status = {
             let life = live(&mut events);
             let gathered = self.gather(printed, tail);
             let steering = fifo::pump(self.desk, fifo, inputs, order.steering);
-            let guard = self.guard(order, &mut orders, init, &reason);
+            let guard = self.guard(order, lease_until_us, &mut orders, init, &reason);
             let kept_up = outputs.keep_up(self.desk);
             tokio::pin!(life, gathered, steering, guard, kept_up);
             let mut all_gathered = false;
@@ -321,7 +326,9 @@ impl Work<'_> {
         };
         fifo.settle(self.desk);
         let oom = self.running.borrow().as_ref().and_then(Remains::oom_kills).map(|kills| kills > 0);
-        let reason = reason.take();
+        // Process 1 keeps to the lease by itself, and may have been faster than this process.
+        let killed = status.is_none_or(|status| exit_of(status).signal == Some(Signal::KILL.as_raw()));
+        let reason = reason.take().or_else(|| (killed && self.desk.has_lease_run_out()).then(|| FENCE_RAN_OUT.to_owned()));
         Ok(match status {
             Some(status) => Outcome { exit: Exit { oom, ..exit_of(status) }, reason },
             None => Outcome { exit: Exit { oom, ..Exit::default() }, reason: reason.or(Some("sandbox_died".to_owned())) },
@@ -340,7 +347,20 @@ impl Work<'_> {
         }
     }
 
-    async fn give_the_word(&self, order: &StartOrder, places: &Places, orders: &mut Orders, events: &mut Events) -> Result<(), Refusal> {
+    /// Under a fence nothing is executed before a lease is granted.
+    async fn first_lease(&self, fence_s: Option<u32>) -> Option<u64> {
+        self.desk.need_lease(fence_s?);
+        Some(self.desk.lease_after(0).await)
+    }
+
+    async fn give_the_word(
+        &self,
+        order: &StartOrder,
+        places: &Places,
+        lease_until_us: Option<u64>,
+        orders: &mut Orders,
+        events: &mut Events,
+    ) -> Result<(), Refusal> {
         folder::write_durably(&self.folder.started(), self.identified.incarnation().as_bytes())
             .map_err(|error| wall_failed(format!("`started` cannot be recorded: {error}")))?;
         self.desk.set_phase(Phase::Started);
@@ -351,6 +371,7 @@ impl Work<'_> {
             folder: places.workspace.clone(),
             terminal: (order.terminal == Terminal::Pty).then(Size::default),
             grace_ms: u64::from(order.grace_s) * 1000,
+            lease_until_us,
         };
         // The walls' own complaint tells more than a broken pipe does.
         orders.give(&ToInit::Go(go)).await.map_err(|_| wall_failed(""))?;
@@ -378,12 +399,35 @@ impl Work<'_> {
         end
     }
 
-    /// Ends the command when the gateway, the disk watch or idleness asks for it, and process 1 itself when that does not help.
-    async fn guard(&self, order: &StartOrder, orders: &mut Orders, init: InitProcess, told: &RefCell<Option<String>>) {
-        let (grace_s, reason) = tokio::select! {
-            stop = self.desk.stop_order() => (stop.grace_s, stop.reason),
-            () = self.disk_full() => (order.grace_s, "disk_limit".to_owned()),
-            () = self.idle(order.idle_s) => (order.grace_s, "idle".to_owned()),
+    /// Ends the command when the gateway, the disk watch, idleness or the end of its lease asks for it, and process 1 itself when that does not help.
+    async fn guard(
+        &self,
+        order: &StartOrder,
+        lease_until_us: Option<u64>,
+        orders: &mut Orders,
+        init: InitProcess,
+        told: &RefCell<Option<String>>,
+    ) {
+        let asked = async {
+            tokio::select! {
+                stop = self.desk.stop_order() => (stop.grace_s, stop.reason),
+                () = self.disk_full() => (order.grace_s, "disk_limit".to_owned()),
+                () = self.idle(order.idle_s) => (order.grace_s, "idle".to_owned()),
+                () = self.lease_end(), if order.fence_s.is_some() => (0, FENCE_RAN_OUT.to_owned()),
+            }
+        };
+        tokio::pin!(asked);
+        let mut known_us = lease_until_us.unwrap_or(0);
+        let (grace_s, reason) = loop {
+            tokio::select! {
+                asked = &mut asked => break asked,
+                until_us = self.desk.lease_after(known_us) => {
+                    known_us = until_us;
+                    if let Err(error) = orders.give(&ToInit::Lease { until_us }).await {
+                        crate::note!("process 1 cannot be told of its lease: {error}");
+                    }
+                }
+            }
         };
         crate::note!("stopping: {reason}");
         *told.borrow_mut() = Some(reason);
@@ -394,6 +438,13 @@ impl Work<'_> {
         }
         sandbox::kill_hard(init);
         std::future::pending().await
+    }
+
+    /// Process 1 keeps to the lease too; whichever of the two is awake ends the command.
+    async fn lease_end(&self) {
+        while !self.desk.has_lease_run_out() {
+            sleep(LEASE_LOOK).await;
+        }
     }
 
     async fn disk_full(&self) {

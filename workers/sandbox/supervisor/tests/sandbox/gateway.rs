@@ -50,6 +50,8 @@ pub struct Heard {
     silent: bool,
     /// Questions for an input file that are put off.
     not_yet: usize,
+    /// Grants leases.
+    pub leases: bool,
     pub connections: u64,
 }
 
@@ -116,7 +118,8 @@ pub struct Gateway {
 
 impl Gateway {
     pub fn start(order: StartOrder, sealing: Sealing) -> Self {
-        let heard = Arc::new((Mutex::new(Heard { order: Some(order), sealing: Some(sealing), ..Heard::default() }), Condvar::new()));
+        let heard =
+            Arc::new((Mutex::new(Heard { order: Some(order), sealing: Some(sealing), leases: true, ..Heard::default() }), Condvar::new()));
         let (acts, received) = unbounded_channel();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
         listener.set_nonblocking(true).expect("nonblocking");
@@ -263,6 +266,7 @@ impl Heard {
                     return vec![Message::binary(piece)];
                 }
             },
+            FromGuest::Lease { number } if self.leases => vec![ToGuest::Leased { number }],
             FromGuest::Ended { .. } => vec![ToGuest::EndedStored],
             FromGuest::Result { .. } => vec![ToGuest::ResultStored],
             FromGuest::Output { upload, name, size: 0, .. } => {

@@ -2,6 +2,7 @@
 //! They need root (or unprivileged user namespaces), bubblewrap and python3, as `./dev test` installs them.
 
 mod ends;
+mod fence;
 mod gateway;
 mod inputs;
 mod lives;

@@ -91,6 +91,7 @@ impl World {
             contract: Contract::Towpath,
             output_bytes: 1024 * 1024,
             grace_s: 1,
+            fence_s: None,
             idle_s: None,
         };
         Self { order, spec, sealing: Sealing::AtOnce, folder, workspace, root, gateway: None }
