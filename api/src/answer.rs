@@ -35,6 +35,7 @@ impl IntoResponse for Refusal {
 }
 
 pub fn respond(problem: &Problem) -> Response {
+    metrics::counter!("towpath_refused_total", "code" => problem.code.clone()).increment(1);
     let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = (status, [(header::CONTENT_TYPE, "application/problem+json")], Json(problem)).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/problem+json"));

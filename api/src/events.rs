@@ -24,8 +24,8 @@ use crate::feed::Feed;
 
 /// A comment on a stream that is silent for this long keeps it open.
 pub const COMMENT: Duration = Duration::from_secs(15);
-/// Events on their way to one listener.
-const AHEAD: usize = 64;
+/// Events on their way to one listener; each may hold a whole frame, and thousands of listeners may stop to read.
+const AHEAD: usize = 8;
 /// How long an ended run's stream waits for a record that is still being sealed.
 const SEALING: Duration = Duration::from_secs(10);
 

@@ -6,6 +6,7 @@ mod events;
 mod feed;
 pub mod gateway;
 mod routes;
+mod streams;
 mod terminal;
 
 use std::sync::Arc;
@@ -31,6 +32,7 @@ pub struct Api {
     pub feeds: feed::Feeds,
     pub starts: Starts,
     pub gateway: gateway::Gateway,
+    pub streams: streams::Streams,
     pub metrics: Option<PrometheusHandle>,
 }
 
@@ -40,7 +42,7 @@ impl Api {
         let starts = Starts::new(&chassis);
         let gateway = gateway::Gateway::start(&chassis);
         let feeds = feed::Feeds::new(&chassis);
-        Self { chassis, callers, feeds, starts, gateway, metrics }
+        Self { chassis, callers, feeds, starts, gateway, streams: streams::Streams::default(), metrics }
     }
 }
 

@@ -66,6 +66,8 @@ pub const SEARCH_BYTES: usize = 1024;
 pub const FOUND_LINES: usize = 100;
 /// Bytes of output that one search looks at before it answers with a cursor.
 pub const SEARCHED_BYTES: usize = 64 << 20;
+/// Event streams and terminals that one tenant may have open on one process.
+pub const STREAMS_PER_TENANT: usize = 10_000;
 /// Rows of one page of a list.
 pub const PAGE_ROWS: i64 = 100;
 /// Longest `?wait=` in seconds.

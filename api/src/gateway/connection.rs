@@ -11,7 +11,7 @@ use tokio::{
     sync::mpsc,
     task::{JoinError, JoinSet},
 };
-use towpath_chassis::{Error, Result};
+use towpath_chassis::{Error, Result, telemetry::limit_reached};
 use towpath_run::report::{Greeting, Report, Reporter, Stop};
 use towpath_schemas::{
     event,
@@ -353,6 +353,9 @@ impl Connection {
         };
         let (gateway, reporter) = (self.gateway.clone(), self.reporter.clone());
         self.keeping.spawn(async move { uploads::keep(&gateway, &reporter, whole).await });
+        if self.keeping.len() == KEEPING {
+            limit_reached("outputs_in_flight");
+        }
         Ok(())
     }
 

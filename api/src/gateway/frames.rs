@@ -4,7 +4,11 @@ use std::{collections::VecDeque, time::Duration};
 
 use async_nats::jetstream::context::PublishAckFuture;
 use futures::{FutureExt, future::BoxFuture};
-use towpath_chassis::{Chassis, Error, Result, streams};
+use towpath_chassis::{
+    Chassis, Error, Result,
+    streams::{self, Connected},
+    telemetry::limit_reached,
+};
 use towpath_run::report::Reporter;
 use towpath_schemas::{frame::Frame, subject};
 
@@ -46,10 +50,15 @@ impl Frames {
                     frame.epoch, frame.seq, self.reporter.epoch
                 )));
             }
+            if self.in_flight.len() == IN_FLIGHT {
+                limit_reached("frames_in_flight");
+            }
             let subject = subject::output(self.reporter.tenant, self.reporter.run, self.reporter.epoch, frame.seq);
+            let mut connected = self.chassis.connected.clone();
+            connected.mark_unchanged();
             let published = tokio::time::timeout(ACK, self.chassis.jetstream.publish(subject, frame.encode().into())).await;
             let acknowledged = match published {
-                Ok(Ok(acknowledgement)) => acknowledge(acknowledgement).boxed(),
+                Ok(Ok(acknowledgement)) => acknowledge(acknowledgement, connected).boxed(),
                 Ok(Err(error)) => futures::future::ready(Err(error.to_string())).boxed(),
                 Err(_) => futures::future::ready(Err("NATS takes nothing".to_owned())).boxed(),
             };
@@ -79,6 +88,7 @@ impl Frames {
     }
 
     fn refuse(&mut self, why: String) -> Told {
+        limit_reached("frames_refused");
         self.forget();
         Told::Refused(why)
     }
@@ -96,10 +106,15 @@ impl Frames {
     }
 }
 
-async fn acknowledge(acknowledgement: PublishAckFuture) -> std::result::Result<(), String> {
-    match tokio::time::timeout(ACK, acknowledgement).await {
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("no acknowledgement".to_owned()),
+async fn acknowledge(acknowledgement: PublishAckFuture, mut connected: Connected) -> std::result::Result<(), String> {
+    tokio::select! {
+        biased;
+        acknowledged = tokio::time::timeout(ACK, acknowledgement) => match acknowledged {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("no acknowledgement".to_owned()),
+        },
+        // What was sent over the connection before may be lost with it.
+        Ok(()) = connected.changed() => Err("the connection to NATS was made anew".to_owned()),
     }
 }

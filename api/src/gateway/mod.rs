@@ -239,7 +239,9 @@ impl Gateway {
     /// A stream that was made anew holds nothing of what was stored in the old one. The first look comes before the first connection.
     async fn watch_stream(&self) {
         let mut known = None;
+        let mut connected = self.chassis.connected.clone();
         loop {
+            connected.mark_unchanged();
             match self.chassis.jetstream.get_stream(subject::OUTPUT).await {
                 Ok(stream) => {
                     let created = stream.cached_info().created;
@@ -258,8 +260,10 @@ impl Gateway {
                     }
                 }
             }
-            if !self.chassis.tasks.sleep(STREAM_LOOK).await {
-                return;
+            tokio::select! {
+                go_on = self.chassis.tasks.sleep(STREAM_LOOK) => if !go_on { return },
+                // A server that is back may have come back empty.
+                Ok(()) = connected.changed() => {}
             }
         }
     }

@@ -8,7 +8,9 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use towpath_chassis::outbox;
+use futures::{FutureExt, future::BoxFuture};
+use towpath_chassis::{Chassis, outbox, streams};
+use towpath_schemas::subject;
 
 use crate::Api;
 
@@ -20,20 +22,36 @@ pub async fn alive() -> &'static str {
     "ok\n"
 }
 
-/// 200 when everything that this process stands on answers, else 503; either way says how each is.
+/// 200 when everything that this process stands on answers, else 503; either way says how each is, and in `oldest_s` for how many seconds the oldest thing of each kind has waited
+/// to be moved on (null when nobody can tell). Those ages are no reason for a 503: what is accepted here is kept, however slow the workers are.
 pub async fn ready(State(api): State<Api>) -> Response {
     let chassis = &api.chassis;
     let database = async { outbox::oldest_s(&chassis.db).await.map(|age| format!("ok, oldest unpublished command {age:.1} s")) };
     let nats = async { towpath_chassis::streams::ping(&chassis.jetstream).await.map(|()| "ok".to_owned()) };
     let store = async { chassis.store.ping().await.map(|()| "ok".to_owned()) };
-    let (database, nats, store) = tokio::join!(look(database), look(nats), look(store));
+    let (database, nats, store, oldest) = tokio::join!(look(database), look(nats), look(store), oldest(chassis));
     let draining = chassis.tasks.is_stopping();
     let ready = database.is_ok() && nats.is_ok() && store.is_ok() && !draining;
     let word = |result: Result<String, String>| result.unwrap_or_else(|why| format!("away: {why}"));
     let body = serde_json::json!({
         "ready": ready, "draining": draining, "postgres": word(database), "nats": word(nats), "s3": word(store), "sandboxes_connected": api.gateway.connected(),
+        "oldest_s": oldest.into_iter().collect::<serde_json::Map<_, _>>(),
     });
     (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, Json(body)).into_response()
+}
+
+/// The age of the oldest unpublished command, of the oldest command and frame that JetStream holds, of the oldest delivery that is due.
+async fn oldest(chassis: &Chassis) -> [(String, serde_json::Value); 4] {
+    let of_stream = async |name| tokio::time::timeout(LOOK, streams::oldest_s(&chassis.jetstream, name)).await.ok()?.ok();
+    let of_rows =
+        async |rows: BoxFuture<'_, towpath_chassis::Result<(i64, f64)>>| Some(tokio::time::timeout(LOOK, rows).await.ok()?.ok()?.1);
+    let (outbox, command, frame, delivery) = tokio::join!(
+        of_rows(outbox::waiting(&chassis.db).boxed()),
+        of_stream(subject::COMMAND),
+        of_stream(subject::OUTPUT),
+        of_rows(towpath_delivery::due(&chassis.db).boxed()),
+    );
+    [("outbox", outbox), ("command", command), ("frame", frame), ("delivery", delivery)].map(|(what, age)| (what.to_owned(), age.into()))
 }
 
 async fn look(what: impl Future<Output = towpath_chassis::Result<String>>) -> Result<String, String> {
@@ -70,6 +88,12 @@ pub async fn metrics(State(api): State<Api>) -> Response {
     if let Ok(slots) = towpath_run::admission::slots_held(db).await {
         metrics::gauge!("towpath_slots_held").set(slots as f64);
     }
+    for (what, age) in oldest(&api.chassis).await {
+        if let Some(age) = age.as_f64() {
+            metrics::gauge!("towpath_oldest_seconds", "what" => what).set(age);
+        }
+    }
+    metrics::gauge!("towpath_streams_open").set(api.streams.count() as f64);
     metrics::gauge!("towpath_sandboxes_connected").set(api.gateway.connected() as f64);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], handle.render()).into_response()
 }

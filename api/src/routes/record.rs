@@ -35,6 +35,7 @@ use crate::{
     answer::{Answer, Path, Query},
     caller::Runs,
     events,
+    streams::Placed,
     terminal::{self, FROM_VIEWER_BYTES, Viewing},
 };
 
@@ -197,6 +198,7 @@ async fn watch_terminal(
     Query(query): Query<After>,
     upgrade: WebSocketUpgrade,
 ) -> Answer<Response> {
+    let place = api.streams.open(caller.tenant)?;
     let feed = api.feeds.of(caller.tenant, run).await?;
     let after = match query.after {
         Some(text) => Cursor::parse(&text)
@@ -206,10 +208,10 @@ async fn watch_terminal(
     let started_it = view::origins(&api.chassis.db, &[run]).await?.get(&run).is_some_and(|origin| origin.principal == caller.principal);
     let may_type = started_it && caller.scopes.contains(&Scope::Terminal);
     let viewing = Viewing { tenant: caller.tenant, run, feed, after, may_type };
-    Ok(upgrade
-        .max_message_size(FROM_VIEWER_BYTES)
-        .max_frame_size(FROM_VIEWER_BYTES)
-        .on_upgrade(move |socket| terminal::view(api.chassis, socket, viewing)))
+    Ok(upgrade.max_message_size(FROM_VIEWER_BYTES).max_frame_size(FROM_VIEWER_BYTES).on_upgrade(move |socket| async move {
+        let _place = place;
+        terminal::view(api.chassis, socket, viewing).await;
+    }))
 }
 
 #[derive(Deserialize)]
@@ -228,7 +230,8 @@ async fn event_stream(
 ) -> Answer<Sse<impl Stream<Item = std::result::Result<Event, std::convert::Infallible>>>> {
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()).map(str::to_owned).or(query.after);
     let from = last.as_deref().map(|text| events::Place::parse(run, text)).transpose()?.unwrap_or_default();
+    let place = api.streams.open(caller.tenant)?;
     let feed = api.feeds.of(caller.tenant, run).await?;
-    let stream = events::follow(&api.chassis, feed, caller.tenant, run, from);
+    let stream = Placed { stream: Box::pin(events::follow(&api.chassis, feed, caller.tenant, run, from)), _place: place };
     Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(events::COMMENT).text("")))
 }

@@ -19,7 +19,7 @@ use towpath_chassis::{config::Hidden, db, secret, secret::Secrets};
 use towpath_schemas::{PrincipalId, RunId, TenantId, TokenId, subject};
 
 const SOON: Duration = Duration::from_secs(60);
-const TOKEN: &str = "tp_bench";
+pub const TOKEN: &str = "tp_bench";
 /// The host that pretended sandboxes are on.
 pub const HOST: &str = "bench";
 
@@ -103,9 +103,9 @@ impl Ground {
         Ok(())
     }
 
-    /// A pool for sandboxes that are pretended.
+    /// A pool for sandboxes that are pretended. Nothing is placed there any more 30 s after this was last called.
     pub async fn pool(&self, capacity: i32) -> Result<()> {
-        sqlx::query("insert into pool (name, backend, host, capacity) values ('process-bench', 'process', $1, $2)")
+        sqlx::query("insert into pool (name, backend, host, capacity) values ('process-bench', 'process', $1, $2) on conflict (name) do update set heard_at = now()")
             .bind(HOST)
             .bind(capacity)
             .execute(&self.db)

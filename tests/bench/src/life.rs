@@ -1,12 +1,16 @@
 //! Runs from submit to start order, or to the end.
 
 use std::{
+    pin::pin,
     sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use futures::{StreamExt, TryStreamExt, future::try_join_all};
+use futures::{
+    Stream, StreamExt, TryStreamExt,
+    future::{ready, try_join_all},
+};
 use serde_json::{Value, json};
 use stage::wait_for;
 use towpath_schemas::{id::RunId, subject};
@@ -78,24 +82,43 @@ struct Figures {
 
 impl Figures {
     fn at(&self, share: f64) -> f64 {
-        let last = self.waits.len().saturating_sub(1);
-        self.waits.get((last as f64 * share).round() as usize).copied().unwrap_or(f64::NAN)
+        at(&self.waits, share)
     }
+}
+
+/// The value that `share` of these are not above. They are sorted.
+pub fn at(sorted: &[f64], share: f64) -> f64 {
+    let last = sorted.len().saturating_sub(1);
+    sorted.get((last as f64 * share).round() as usize).copied().unwrap_or(f64::NAN)
+}
+
+/// Runs that are given to the host from now on, each once.
+async fn placed(ground: &Ground) -> Result<impl Stream<Item = RunId> + use<>> {
+    let nats = stage::connect_nats(&ground.nats_url).await?;
+    let asked = nats.subscribe(subject::host_all(HOST)).await?;
+    nats.flush().await?;
+    Ok(asked
+        .filter_map(async |message| message.subject.rsplit('.').next().and_then(|run| run.parse::<RunId>().ok()))
+        .scan(std::collections::HashSet::new(), |seen, run| ready(Some(seen.insert(run).then_some(run))))
+        .filter_map(ready))
+}
+
+/// A run that was started, and its supervisor.
+pub async fn printer(ground: &Ground) -> Result<(RunId, guest::Printer)> {
+    let placed = placed(ground).await?;
+    let (run, _) = submit(ground, 1, 1).await?.pop().context("no run")?;
+    let start = async {
+        // The host is asked about earlier runs too.
+        pin!(placed.filter(|placed| ready(*placed == run))).next().await.context("NATS hung up")?;
+        guest::printer(ground, run).await
+    };
+    Ok((run, tokio::time::timeout(SOON, start).await.context("the run was not started")??))
 }
 
 /// Starts runs whose sandboxes stay connected and do nothing, for as long as the answer lives.
 pub async fn idle(ground: &Ground, runs: usize) -> Result<Vec<guest::Connected>> {
-    let nats = stage::connect_nats(&ground.nats_url).await?;
-    let asked = nats.subscribe(subject::host_all(HOST)).await?;
-    nats.flush().await?;
-    let guests = asked
-        .filter_map(async |message| message.subject.rsplit('.').next().and_then(|run| run.parse::<RunId>().ok()))
-        .scan(std::collections::HashSet::new(), |seen, run| futures::future::ready(Some(seen.insert(run).then_some(run))))
-        .filter_map(futures::future::ready)
-        .take(runs)
-        .map(|run| guest::connect(ground, run))
-        .buffer_unordered(64)
-        .try_collect::<Vec<_>>();
+    let placed = placed(ground).await?;
+    let guests = placed.take(runs).map(|run| guest::connect(ground, run)).buffer_unordered(64).try_collect::<Vec<_>>();
     let (_, guests) = tokio::try_join!(submit(ground, runs, IN_FLIGHT), async {
         tokio::time::timeout(SOON, guests).await.context("not all runs were started")?
     })?;
@@ -104,14 +127,9 @@ pub async fn idle(ground: &Ground, runs: usize) -> Result<Vec<guest::Connected>>
 
 /// Submits runs and plays their supervisors.
 async fn batch(ground: &Ground, until: Until, runs: usize, in_flight: usize) -> Result<Figures> {
-    let nats = stage::connect_nats(&ground.nats_url).await?;
-    let asked = nats.subscribe(subject::host_all(HOST)).await?;
-    nats.flush().await?;
+    let placed = placed(ground).await?;
     let begun = Instant::now();
-    let guests = asked
-        .filter_map(async |message| message.subject.rsplit('.').next().and_then(|run| run.parse::<RunId>().ok()))
-        .scan(std::collections::HashSet::new(), |seen, run| futures::future::ready(Some(seen.insert(run).then_some(run))))
-        .filter_map(futures::future::ready)
+    let guests = placed
         .take(runs)
         .map(|run| async move { anyhow::Ok((run, guest::live(ground, run, until).await?)) })
         .buffer_unordered(GUESTS)

@@ -7,6 +7,7 @@ mod idle;
 mod life;
 mod limit;
 mod queue;
+mod streams;
 
 use clap::{Parser, Subcommand};
 use ground::Ground;
@@ -36,6 +37,8 @@ enum What {
     Queue,
     /// 2,000 sandboxes that are connected and do nothing
     Idle,
+    /// 1,000 event streams of one run that prints, with and without those that do not read
+    Streams,
 }
 
 #[tokio::main]
@@ -49,6 +52,7 @@ async fn main() -> anyhow::Result<()> {
         What::Dispatch => life::measure(&ground, life::Until::Started).await,
         What::Queue => queue::measure(&ground).await,
         What::Idle => idle::measure(&ground).await,
+        What::Streams => streams::measure(&ground).await,
         What::Drain => life::measure(&ground, life::Until::Settled).await,
     };
     ground.stop().await?;

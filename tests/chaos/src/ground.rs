@@ -1,11 +1,18 @@
 //! The servers behind breakable proxies, and Towpath's processes over them.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use stage::{Mode, Options, Proxy, S3Access, Servers};
 use tempfile::TempDir;
+use tokio::task::JoinSet;
 use towpath_journeys::World;
 
 use crate::job::PROGRAM;
@@ -14,6 +21,10 @@ use crate::job::PROGRAM;
 const TIME_SCALE: &str = "0.2";
 /// Sandboxes at a time.
 const SLOTS: &str = "12";
+/// The fence of those agents that have one, in seconds.
+pub const FENCE_S: u32 = 15;
+/// Bytes of the disk that holds the spools, so that it can be filled.
+const SPOOL_DISK_BYTES: u64 = 256 << 20;
 /// How far the clock of one process is off.
 const SKEW: &str = "+300s";
 
@@ -45,6 +56,9 @@ pub struct Ground {
     pub gateways: [Proxy; 2],
     pub urls: [String; 2],
     pub admin_url: String,
+    /// Supervisors that are stopped, until their tasks have woken them.
+    pub frozen: Mutex<JoinSet<()>>,
+    pub spools: Option<SpoolDisk>,
     faketime: PathBuf,
     _folder: TempDir,
 }
@@ -69,17 +83,22 @@ impl Ground {
         world.env.insert("TOWPATH_S3_ENDPOINT".to_owned(), through.endpoint);
         let ports = [stage::free_port()?, stage::free_port()?];
         let listen = ports.map(|port| format!("127.0.0.1:{port}"));
-        let gateways = [Proxy::tcp(listen[0].parse()?).await?, Proxy::tcp(listen[1].parse()?).await?];
+        let gateways = [Proxy::websocket(listen[0].parse()?).await?, Proxy::websocket(listen[1].parse()?).await?];
         let urls = listen.map(|listen| format!("http://{listen}"));
         world.url.clone_from(&urls[0]);
         let admin_url = servers.postgres.admin_url();
-        let ground = Self { world, database, nats, s3, gateways, urls, admin_url, servers, faketime: faketime()?, _folder: folder };
+        let spools = SpoolDisk::mount(&world.state.join("sandboxes"))?;
+        let faketime = faketime()?;
+        let frozen = Mutex::default();
+        let ground = Self { world, database, nats, s3, gateways, urls, admin_url, frozen, spools, servers, faketime, _folder: folder };
         for role in &ROLES {
             ground.spawn(role)?;
         }
         ground.world.ready().await?;
         let agent = json!({ "limits": { "grace_s": 1 } });
         ground.world.agent("chaos", &["/usr/bin/python3", "-c", PROGRAM], agent).await?;
+        let fenced = json!({ "limits": { "grace_s": 1 }, "on_lost": "restart", "fence_after": FENCE_S });
+        ground.world.agent("fenced", &["/usr/bin/python3", "-c", PROGRAM], fenced).await?;
         Ok(ground)
     }
 
@@ -118,12 +137,53 @@ impl Ground {
         for proxy in [&self.database, &self.nats, &self.s3, &self.gateways[0], &self.gateways[1]] {
             proxy.set(Mode::Pass).await;
         }
+        let mut frozen = std::mem::take(&mut *self.frozen.lock().unwrap_or_else(PoisonError::into_inner));
+        while frozen.join_next().await.is_some() {}
         for role in &ROLES {
             let ended = self.world.process(role.name, |process| process.ended())?;
             ensure!(ended.is_none(), "{} ended by itself with {ended:?}\n{}", role.name, self.world.logs());
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
         Ok(())
+    }
+}
+
+/// A small disk of its own for the folders of sandboxes, gone with this value.
+pub struct SpoolDisk(PathBuf);
+
+impl SpoolDisk {
+    /// None for who may not mount: then no disk is filled.
+    fn mount(path: &Path) -> Result<Option<Self>> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(None);
+        }
+        std::fs::create_dir_all(path)?;
+        let options = format!("size={SPOOL_DISK_BYTES},mode=711");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "towpath-chaos"]).arg(path).output().context("mount")?;
+        // A container may be root and still not mount.
+        Ok(mounted.status.success().then(|| Self(path.to_owned())))
+    }
+
+    /// Takes all that is left of it for so long.
+    pub async fn fill(&self, time: Duration) -> Result<()> {
+        let path = self.0.join("filler");
+        let mut file = std::fs::File::create(&path)?;
+        let piece = vec![0; 64 * 1024];
+        for size in [piece.len(), 4096, 1] {
+            // Until the disk is full: that is what it is for.
+            while file.write_all(&piece[..size]).is_ok() {}
+        }
+        tokio::time::sleep(time).await;
+        Ok(std::fs::remove_file(path)?)
+    }
+}
+
+impl Drop for SpoolDisk {
+    fn drop(&mut self) {
+        // Lazily: what still stands in it goes with it.
+        if let Err(error) = Command::new("umount").arg("--lazy").arg(&self.0).status() {
+            eprintln!("{} stays mounted: {error}", self.0.display());
+        }
     }
 }
 

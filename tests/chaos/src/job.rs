@@ -23,6 +23,8 @@ pub struct Job {
     /// Milliseconds after its start.
     pub cancel_ms: Option<u64>,
     pub delivered: bool,
+    /// Its agent has a fence and is started again after a loss.
+    pub fenced: bool,
 }
 
 impl Job {
@@ -40,6 +42,7 @@ impl Job {
             steers: if rng.u32(0..3) == 0 { rng.usize(1..5) } else { 0 },
             cancel_ms: (rng.u32(0..8) == 0).then(|| rng.u64(0..1500)),
             delivered: rng.u32(0..2) == 0,
+            fenced: rng.u32(0..3) == 0,
         }
     }
 

@@ -60,7 +60,7 @@ fn table(seed: u64, seconds: u64, weather: &storm::Weather, verdict: &Verdict) -
     }
     writeln!(
         text,
-        "{} runs, {} bytes of transcripts, {} steers seen, {} deliveries ({} posts again), {} gaps after killed supervisors",
+        "{} runs, {} bytes of transcripts, {} steers seen, {} deliveries ({} posts again), {} gaps after killed or stopped supervisors",
         verdict.runs, verdict.bytes, verdict.steers, verdict.deliveries, verdict.again, verdict.gaps
     )?;
     writeln!(

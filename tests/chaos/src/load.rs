@@ -106,7 +106,7 @@ impl Load {
             let file = self.insist(&format!("/v1/files?name=input.bin&tag={}", job.tag), Payload::Bytes(content.clone()), None).await?;
             files.push(file.1["id"].clone());
         }
-        let mut body = json!({ "agent": "chaos", "prompt": job.prompt(), "files": files, "labels": { "tag": job.tag } });
+        let mut body = json!({ "agent": if job.fenced { "fenced" } else { "chaos" }, "prompt": job.prompt(), "files": files, "labels": { "tag": job.tag } });
         if job.interactive {
             body["mode"] = "interactive".into();
         }

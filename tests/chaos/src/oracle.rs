@@ -9,6 +9,7 @@ use towpath_journeys::supervisors;
 
 use crate::{
     ground::Ground,
+    job::Job,
     load::{Load, Promise, by_run},
     storm::Weather,
 };
@@ -136,7 +137,7 @@ async fn run(ground: &Ground, promise: &Promise, weather: &Weather, verdict: &mu
     let as_told = match state {
         "canceled" => promise.canceled || job.cancel_ms.is_some(),
         "failed" if hit => true,
-        _ => state == expected && exit == Some(i64::from(job.exit)) && started.len() == 1,
+        _ => state == expected && exit == Some(i64::from(job.exit)) && (started.len() == 1 || (job.fenced && hit)),
     };
     if !as_told {
         verdict.wrong.push(format!("{about} should be {expected}, exit {exit:?}, started {started:?}"));
@@ -165,6 +166,22 @@ async fn run(ground: &Ground, promise: &Promise, weather: &Weather, verdict: &mu
     Ok(())
 }
 
+/// What the last epoch printed; and when there were others whether each of them printed what it should, as far as it came.
+fn last_epoch<'a>(job: &Job, raw: &'a [u8]) -> (&'a [u8], Option<bool>) {
+    let first = job.printed(1);
+    let printed = job.printed(job.lines);
+    let begins: Vec<usize> = raw.windows(first.len()).enumerate().filter(|(_, window)| *window == first).map(|(at, _)| at).collect();
+    let Some(&last) = begins.last().filter(|last| **last > 0) else { return (raw, None) };
+    let bounds: Vec<usize> = std::iter::once(0).chain(begins.iter().copied().filter(|at| *at > 0)).collect();
+    let as_printed = bounds.windows(2).all(|bounds| {
+        let piece = &raw[bounds[0]..bounds[1]];
+        let same = piece.iter().zip(&printed).take_while(|(one, other)| one == other).count();
+        // Another one before it may have come no further than into its first line.
+        (0..=same).any(|at| first.starts_with(&piece[at..]))
+    });
+    (&raw[last..], Some(as_printed))
+}
+
 /// WHOLE: byte for byte what was printed, at least as far as the agent knows that it printed; or cut by a gap, where a supervisor was hit.
 async fn transcript(ground: &Ground, promise: &Promise, run: &Value, hit: bool, about: &str, verdict: &mut Verdict) -> Result<()> {
     let job = &promise.job;
@@ -176,6 +193,13 @@ async fn transcript(ground: &Ground, promise: &Promise, run: &Value, hit: bool, 
         }
     };
     verdict.bytes += raw.len();
+    let (raw, earlier) = last_epoch(job, &raw);
+    if let Some(earlier) = earlier {
+        // It was lost and started again; what it printed before stands before.
+        if !job.fenced || !hit || !earlier {
+            verdict.wrong.push(format!("{about}: what an earlier epoch printed is not so, or there should be none"));
+        }
+    }
     let printed = job.printed(job.lines);
     let known = noted(ground, promise, "printed").last().and_then(|lines| lines.parse::<usize>().ok()).unwrap_or(0);
     let least = job.printed(known).len();
@@ -186,7 +210,7 @@ async fn transcript(ground: &Ground, promise: &Promise, run: &Value, hit: bool, 
         verdict.wrong.push(format!("{about}: {} bytes read back, other than printed from byte {same}", raw.len()));
     } else if complete && raw.len() < least {
         verdict.lost.push(format!("{about}: {} bytes read back, {least} were printed, and no gap is told", raw.len()));
-    } else if run["state"] == "succeeded" && raw.len() != printed.len() && !hit {
+    } else if run["state"] == "succeeded" && raw.len() != printed.len() && (!hit || earlier.is_some()) {
         verdict.lost.push(format!("{about}: {} bytes read back of {}", raw.len(), printed.len()));
     }
     let never_bound = run["epoch"] == 0 || noted(ground, promise, "started").is_empty();

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    sync::PoisonError,
     time::Duration,
 };
 
@@ -12,7 +13,7 @@ use stage::Mode;
 use tokio::time::{Instant, sleep};
 use towpath_journeys::supervisors;
 
-use crate::ground::{Ground, ROLES, Role};
+use crate::ground::{FENCE_S, Ground, ROLES, Role};
 
 macro_rules! faults {
     ($($(#[$doc:meta])* $fault:ident = $name:literal,)*) => {
@@ -33,6 +34,7 @@ faults! {
     KillApi = "API killed",
     KillWorker = "worker killed",
     KillSupervisor = "supervisor killed",
+    StopSupervisor = "supervisor stopped for longer than a fence",
     StopApi = "API stopped for longer than a lease",
     StopWorker = "worker stopped for longer than a lease",
     KillPostgres = "Postgres killed",
@@ -43,6 +45,7 @@ faults! {
     SlowPostgres = "Postgres slow",
     KillNats = "NATS killed",
     EmptyNats = "NATS emptied",
+    EmptyNatsUnderSleepers = "NATS emptied while every worker is stopped",
     SilentNats = "NATS silent",
     KillS3 = "S3 killed",
     SilentS3 = "S3 silent",
@@ -54,6 +57,8 @@ faults! {
     CutGateway = "gateway connections cut",
     SilentGateway = "gateway silent",
     SlowGateway = "gateway slow",
+    DoublingGateway = "messages of a gateway doubled",
+    FullDisk = "disk full under the spools",
 }
 
 /// What one kind of fault did.
@@ -67,13 +72,15 @@ pub struct Told {
 #[derive(Debug, Default)]
 pub struct Weather {
     pub faults: BTreeMap<Fault, Told>,
-    /// Runs whose supervisor was killed.
+    /// Runs whose supervisor was killed, or stopped for longer than their fence.
     pub hit: HashSet<String>,
 }
 
 /// As S3 says that it is asked too much (Amazon S3 API, "Error responses").
 const SLOW_DOWN: &str = "HTTP/1.1 503 Slow Down\r\ncontent-type: application/xml\r\ncontent-length: 125\r\nconnection: close\r\n\r\n<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
 
+/// How long a supervisor is stopped: longer than a fence and what is added to it.
+const FROZEN: Duration = Duration::from_secs(2 * FENCE_S as u64);
 /// How long a run may take to settle after a fault, before the storm goes on without it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -136,23 +143,28 @@ async fn strike(ground: &Ground, rng: &mut fastrand::Rng, fault: Fault, weather:
             ground.spawn(role)
         }
         Fault::StopApi | Fault::StopWorker => {
-            let role = role(rng, fault == Fault::StopApi);
-            let pid = Pid::from_raw(i32::try_from(ground.world.process(role.name, |process| Ok(process.pid()))?)?).context("pid")?;
+            let pid = pid_of(ground, role(rng, fault == Fault::StopApi))?;
             kill_process(pid, Signal::STOP)?;
             sleep(Duration::from_millis(2_500) + moment(rng)).await;
             Ok(kill_process(pid, Signal::CONT)?)
         }
         Fault::KillSupervisor => {
-            let alive = supervisors(&ground.world.state);
-            let Some(pid) = rng.choice(&alive) else { return Ok(()) };
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line).into_owned();
-            // All of its runs' processes have the run's id in their command line.
-            if let Some(at) = line.find("run_") {
-                weather.hit.insert(line[at..].chars().take(36).collect());
-            }
+            let Some((pid, run)) = a_supervisor(ground, rng) else { return Ok(()) };
+            weather.hit.extend(run);
             // It may have left at this very moment.
-            let _ = kill_process(Pid::from_raw(*pid).context("pid")?, Signal::KILL);
+            let _ = kill_process(pid, Signal::KILL);
+            Ok(())
+        }
+        Fault::StopSupervisor => {
+            let Some((pid, run)) = a_supervisor(ground, rng) else { return Ok(()) };
+            weather.hit.extend(run);
+            if kill_process(pid, Signal::STOP).is_ok() {
+                // The storm rages on meanwhile.
+                ground.frozen.lock().unwrap_or_else(PoisonError::into_inner).spawn(async move {
+                    sleep(FROZEN).await;
+                    let _ = kill_process(pid, Signal::CONT);
+                });
+            }
             Ok(())
         }
         Fault::KillPostgres => {
@@ -186,6 +198,21 @@ async fn strike(ground: &Ground, rng: &mut fastrand::Rng, fault: Fault, weather:
             sleep(moment(rng)).await;
             ground.servers.nats.start().await
         }
+        // End records come and nobody seals them; whoever was about to seal or to purge sleeps over the loss.
+        Fault::EmptyNatsUnderSleepers => {
+            let workers: Vec<Pid> = ROLES.iter().filter(|role| !role.listens).map(|role| pid_of(ground, role)).collect::<Result<_>>()?;
+            for pid in &workers {
+                kill_process(*pid, Signal::STOP)?;
+            }
+            sleep(moment(rng)).await;
+            ground.servers.nats.kill9()?;
+            ground.servers.nats.wipe()?;
+            ground.servers.nats.start().await?;
+            for pid in &workers {
+                kill_process(*pid, Signal::CONT)?;
+            }
+            Ok(())
+        }
         Fault::SilentNats => through(&ground.nats, Mode::BlackHole, moment(rng)).await,
         Fault::KillS3 => {
             ground.servers.s3.kill9()?;
@@ -207,7 +234,27 @@ async fn strike(ground: &Ground, rng: &mut fastrand::Rng, fault: Fault, weather:
         }
         Fault::SilentGateway => through(&ground.gateways[rng.usize(0..2)], Mode::BlackHole, moment(rng) * 2).await,
         Fault::SlowGateway => through(&ground.gateways[rng.usize(0..2)], Mode::Throttle { bytes_per_s: 50_000 }, moment(rng) * 2).await,
+        Fault::DoublingGateway => through(&ground.gateways[rng.usize(0..2)], Mode::Duplicate, moment(rng) * 2).await,
+        Fault::FullDisk => match &ground.spools {
+            Some(disk) => disk.fill(moment(rng)).await,
+            None => Ok(()),
+        },
     }
+}
+
+/// One of the supervisors, and its run.
+fn a_supervisor(ground: &Ground, rng: &mut fastrand::Rng) -> Option<(Pid, Option<String>)> {
+    let alive = supervisors(&ground.world.state);
+    let pid = *rng.choice(&alive)?;
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let line = String::from_utf8_lossy(&line).into_owned();
+    // All of its runs' processes have the run's id in their command line.
+    let run = line.find("run_").map(|at| line[at..].chars().take(36).collect());
+    Some((Pid::from_raw(pid)?, run))
+}
+
+fn pid_of(ground: &Ground, role: &Role) -> Result<Pid> {
+    Pid::from_raw(i32::try_from(ground.world.process(role.name, |process| Ok(process.pid()))?)?).context("pid")
 }
 
 async fn through(proxy: &stage::Proxy, mode: Mode, time: Duration) -> Result<()> {

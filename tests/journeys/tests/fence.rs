@@ -139,9 +139,7 @@ async fn an_owner_is_told_once_when_nobody_knows_whether_a_sandbox_is_there() ->
     signal_all(&guests, Signal::STOP)?;
     world.kill("all")?;
     world.spawn("api", &["api"])?;
-    sqlx::query("update sandbox set unknown_since = now() - interval '16 minutes', observed = 'unknown'")
-        .execute(&world.db)
-        .await?;
+    sqlx::query("update sandbox set unknown_since = now() - interval '16 minutes', observed = 'unknown'").execute(&world.db).await?;
     world.spawn("worker", &["worker", "--roles", "clock,deliver,transcript"])?;
     world.ready().await?;
     let notice = wait_for("the notice", SOON * 2, async || receiver.received().into_iter().next()).await?;

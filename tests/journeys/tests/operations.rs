@@ -1,7 +1,9 @@
 //! What an operator sees: what is stuck and why, and that each alert says what to do.
 
 use anyhow::{Context, Result, ensure};
+use reqwest::Method;
 use serde_json::{Value, json};
+use stage::wait_for;
 use towpath_journeys::{Ground, SOON, World};
 
 /// What makes each kind of stuck things, in a world with one run that works and one that has a delivery.
@@ -62,7 +64,34 @@ async fn whatever_is_stuck_is_told_with_what_would_move_it() -> Result<()> {
     for (kind, _) in MADE {
         ensure!(metrics.contains(&format!("towpath_stuck{{kind=\"{kind}\"}}")), "{kind} has no gauge");
     }
+    ensure!(metrics.contains("towpath_oldest_seconds{what=\"delivery\"}") && metrics.contains("towpath_streams_open 0"), "{metrics}");
     Ok(())
+}
+
+#[tokio::test]
+async fn readiness_tells_the_age_of_the_oldest_of_each_kind_and_a_refusal_is_counted() -> Result<()> {
+    let world = World::prepare(Ground::shared().await?, &[]).await?;
+    world.spawn("api", &["api"])?;
+    world.spawn("worker", &["worker"])?;
+    world.ready().await?;
+    wait_for("a pool", SOON, async || world.count("select count(*) from pool").await.ok().filter(|pools| *pools == 1)).await?;
+    world.agent("waiter", &["/bin/true"], json!({})).await?;
+    // Nobody works: what it makes stays where it is.
+    world.kill("worker")?;
+    let run = world.run("waiter", &json!("x")).await?;
+    let command_waits = async || world.get("/readyz").await.ok().filter(|ready| ready["oldest_s"]["command"].as_f64() > Some(0.0));
+    let ready = wait_for("a command to wait", SOON, command_waits).await?;
+    ensure!(ready["ready"] == true, "slow workers are no reason to refuse: {ready}");
+    for what in ["outbox", "command", "frame", "delivery"] {
+        ensure!(ready["oldest_s"][what].is_number(), "{ready}");
+    }
+    let (status, _) = world.call(Method::GET, "/v1/runs/run_00000000000000000000000000000000", None).await?;
+    ensure!(status == 404 || status == 400, "{status}");
+    let metrics = world.client.get(format!("{}/metrics", world.url)).send().await?.text().await?;
+    ensure!(metrics.contains("towpath_refused_total{code="), "{metrics}");
+    world.spawn("worker", &["worker"])?;
+    world.ended(&run).await?;
+    world.finish().await
 }
 
 /// Every alert names a metric that there is, and has a page that says what to do.

@@ -2,6 +2,7 @@
 
 mod conversation;
 mod relay;
+mod websocket;
 
 use std::{
     net::{Ipv4Addr, SocketAddr, SocketAddrV4},
@@ -39,6 +40,16 @@ pub enum Mode {
     Answer(&'static str),
     /// What clients send arrives; the connection ends instead of the answer.
     LoseAnswers,
+    /// Every message comes twice, in both directions. Only of a proxy before a WebSocket server ([`Proxy::websocket`]).
+    Duplicate,
+}
+
+/// What is followed of what passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Speaks {
+    Anything,
+    Postgres,
+    WebSocket,
 }
 
 /// A proxy on a loopback port of its own. Gone with this value, and all its connections too.
@@ -62,21 +73,26 @@ struct Control {
 impl Proxy {
     /// Before anything that speaks TCP.
     pub async fn tcp(upstream: SocketAddr) -> Result<Self> {
-        Self::start(upstream, false).await
+        Self::start(upstream, Speaks::Anything).await
+    }
+
+    /// Before a server whose clients speak nothing but WebSocket: also able to send messages twice.
+    pub async fn websocket(upstream: SocketAddr) -> Result<Self> {
+        Self::start(upstream, Speaks::WebSocket).await
     }
 
     /// Before a Postgres server without TLS: also able to break connections at a COMMIT.
     pub async fn postgres(upstream: SocketAddr) -> Result<Self> {
-        Self::start(upstream, true).await
+        Self::start(upstream, Speaks::Postgres).await
     }
 
-    async fn start(upstream: SocketAddr, follow_messages: bool) -> Result<Self> {
+    async fn start(upstream: SocketAddr, speaks: Speaks) -> Result<Self> {
         let port = free_port()?;
         let listener = bind(port).await?;
         let (control, watched) = watch::channel(Control { mode: Mode::Pass, change: 0, cut: 0 });
         let (report, applied) = watch::channel(0);
         let faults = Arc::new(Faults::default());
-        let accept = Accept { port, upstream, control: watched, report, faults: follow_messages.then(|| faults.clone()) };
+        let accept = Accept { port, upstream, control: watched, report, speaks, faults: faults.clone() };
         let mut accepting = JoinSet::new();
         accepting.spawn(accept.run(listener));
         Ok(Self { port, control, applied, faults, _accepting: accepting })
@@ -159,7 +175,8 @@ struct Accept {
     upstream: SocketAddr,
     control: watch::Receiver<Control>,
     report: watch::Sender<u64>,
-    faults: Option<Arc<Faults>>,
+    speaks: Speaks,
+    faults: Arc<Faults>,
 }
 
 impl Accept {
@@ -198,7 +215,8 @@ impl Accept {
                 }
                 Some(_) = connections.join_next() => {}
                 Ok((client, _)) = accepted => {
-                    let _: AbortHandle = connections.spawn(relay::connection(client, self.upstream, self.control.clone(), self.faults.clone()));
+                    let (control, faults) = (self.control.clone(), self.faults.clone());
+                    let _: AbortHandle = connections.spawn(relay::connection(client, self.upstream, control, self.speaks, faults));
                 }
             }
         }

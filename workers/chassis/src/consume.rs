@@ -4,12 +4,19 @@
 
 use std::{future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
-use async_nats::jetstream::{self, AckKind, consumer::PullConsumer};
+use async_nats::jetstream::{
+    self, AckKind,
+    consumer::{PullConsumer, pull},
+};
 use futures::{FutureExt, StreamExt, future::BoxFuture};
 use towpath_schemas::command::Command;
 use tracing::Instrument;
 
-use crate::{Chassis, Error, Result, kill, streams, telemetry};
+use crate::{
+    Chassis, Error, Result, kill,
+    streams::{self, Connected},
+    telemetry,
+};
 
 /// What becomes of one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +35,8 @@ pub const LATER_MAX: Duration = Duration::from_secs(5);
 const BATCH: usize = 256;
 /// How long one fetch waits for a first message.
 const FETCH_WAIT: Duration = Duration::from_secs(2);
+/// How long a fetch may take beyond its own wait until it is taken for lost.
+const ANSWER_WAIT: Duration = Duration::from_secs(1);
 /// Batches that one consumer works on at a time.
 const LANES: usize = 2;
 
@@ -108,10 +117,11 @@ pub async fn run(chassis: Chassis, handler: Handler) {
 
 async fn pull(chassis: &Chassis, handler: &Handler, consumer: &PullConsumer) -> Result<()> {
     let lanes = Arc::new(tokio::sync::Semaphore::new(LANES));
+    let mut connected = chassis.connected.clone();
     let mut idle = 0_u32;
     loop {
         let permit = lanes.clone().acquire_owned().await.map_err(|_| Error::broken("lanes closed"))?;
-        let messages = fetch(consumer).await?;
+        let messages = fetch(consumer, &mut connected).await?;
         if messages.is_empty() {
             // A consumer that was deleted answers a fetch with silence (field case F7): ask for it by name now and then.
             idle += 1;
@@ -129,21 +139,39 @@ async fn pull(chassis: &Chassis, handler: &Handler, consumer: &PullConsumer) -> 
     }
 }
 
-async fn fetch(consumer: &PullConsumer) -> Result<Vec<jetstream::Message>> {
-    let error = |error: String| Error::Nats { doing: "fetch", detail: error };
+async fn fetch(consumer: &PullConsumer, connected: &mut Connected) -> Result<Vec<jetstream::Message>> {
+    connected.mark_unchanged();
     // First what is there, at once; only when there is nothing wait for one.
-    let mut messages = Vec::new();
-    let mut batch = consumer.fetch().max_messages(BATCH).messages().await.map_err(|e| error(e.to_string()))?;
-    while let Some(message) = batch.next().await {
-        messages.push(message.map_err(|e| error(e.to_string()))?);
+    let batch = consumer.fetch().max_messages(BATCH).messages().await.map_err(not_fetched)?;
+    let messages = take(batch, ANSWER_WAIT, connected).await?;
+    if !messages.is_empty() {
+        return Ok(messages);
     }
-    if messages.is_empty() {
-        let mut batch = consumer.batch().max_messages(1).expires(FETCH_WAIT).messages().await.map_err(|e| error(e.to_string()))?;
-        while let Some(message) = batch.next().await {
-            messages.push(message.map_err(|e| error(e.to_string()))?);
+    let batch = consumer.batch().max_messages(1).expires(FETCH_WAIT).messages().await.map_err(not_fetched)?;
+    take(batch, FETCH_WAIT + ANSWER_WAIT, connected).await
+}
+
+/// What a fetch brings. The client waits 5 s longer than the server does, and for ever where there is nothing to wait for; but over a new connection
+/// nothing comes any more.
+async fn take(mut batch: pull::Batch, most: Duration, connected: &mut Connected) -> Result<Vec<jetstream::Message>> {
+    let mut messages = Vec::new();
+    let late = tokio::time::sleep(most);
+    tokio::pin!(late);
+    loop {
+        tokio::select! {
+            biased;
+            message = batch.next() => match message {
+                Some(message) => messages.push(message.map_err(not_fetched)?),
+                None => return Ok(messages),
+            },
+            Ok(()) = connected.changed() => return Ok(messages),
+            () = &mut late => return Ok(messages),
         }
     }
-    Ok(messages)
+}
+
+fn not_fetched(error: impl std::fmt::Display) -> Error {
+    Error::Nats { doing: "fetch", detail: error.to_string() }
 }
 
 async fn work(chassis: &Chassis, handler: &Handler, messages: Vec<jetstream::Message>) {

@@ -33,6 +33,7 @@ pub struct Chassis {
     pub config: Arc<Config>,
     pub db: sqlx::PgPool,
     pub nats: async_nats::Client,
+    pub connected: streams::Connected,
     pub jetstream: async_nats::jetstream::Context,
     pub store: store::Store,
     pub secrets: Arc<secret::Secrets>,
@@ -46,13 +47,13 @@ impl Chassis {
         let config = Arc::new(config);
         let tasks = task::Tasks::default();
         let db = db::connect(&config).await?;
-        let nats = streams::connect(&config).await?;
+        let (nats, connected) = streams::connect(&config).await?;
         let jetstream = streams::context(&nats);
         streams::declare(&jetstream, &config).await?;
         let store = store::Store::connect(&config).await?;
         let secrets = Arc::new(secret::Secrets::new(&config.master_keys)?);
-        let publisher = outbox::Publisher::start(db.clone(), jetstream.clone(), &tasks);
-        Ok(Self { config, db, nats, jetstream, store, secrets, publisher, tasks })
+        let publisher = outbox::Publisher::start(db.clone(), jetstream.clone(), connected.clone(), &tasks);
+        Ok(Self { config, db, nats, connected, jetstream, store, secrets, publisher, tasks })
     }
 
     /// Opens a transaction that carries commands and events out with its commit.

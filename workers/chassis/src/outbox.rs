@@ -9,7 +9,7 @@ use sqlx::{PgConnection, PgPool};
 use tokio::sync::mpsc;
 use towpath_schemas::{command::Command, event, subject};
 
-use crate::{Chassis, Error, Result, kill, task::Tasks};
+use crate::{Chassis, Error, Result, kill, streams::Connected, task::Tasks};
 
 /// Rows that wait in memory to be published; more are left to the relay.
 const QUEUE_ROWS: usize = 20_000;
@@ -97,13 +97,13 @@ pub(crate) async fn tell(nats: &async_nats::Client, subject: String, kind: &even
 pub struct Publisher(mpsc::Sender<Row>);
 
 impl Publisher {
-    pub(crate) fn start(db: PgPool, jetstream: Context, tasks: &Tasks) -> Self {
+    pub(crate) fn start(db: PgPool, jetstream: Context, connected: Connected, tasks: &Tasks) -> Self {
         let (sender, receiver) = mpsc::channel(QUEUE_ROWS);
         let stop = tasks.stopping();
         tasks.spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = publish_all(receiver, db, jetstream) => {}
+                () = publish_all(receiver, db, jetstream, connected) => {}
             }
         });
         Self(sender)
@@ -118,7 +118,7 @@ impl Publisher {
     }
 }
 
-async fn publish_all(mut rows: mpsc::Receiver<Row>, db: PgPool, jetstream: Context) {
+async fn publish_all(mut rows: mpsc::Receiver<Row>, db: PgPool, jetstream: Context, connected: Connected) {
     let mut acks = FuturesUnordered::new();
     let mut done = Vec::new();
     loop {
@@ -131,7 +131,7 @@ async fn publish_all(mut rows: mpsc::Receiver<Row>, db: PgPool, jetstream: Conte
                 }
             }
             row = rows.recv(), if acks.len() < DELETE_ROWS => match row {
-                Some(row) => acks.push(publish(&jetstream, row)),
+                Some(row) => acks.push(publish(&jetstream, connected.clone(), row)),
                 None => return,
             },
         }
@@ -139,14 +139,24 @@ async fn publish_all(mut rows: mpsc::Receiver<Row>, db: PgPool, jetstream: Conte
 }
 
 /// The row's id once JetStream holds it.
-async fn publish(jetstream: &Context, row: Row) -> Option<i64> {
+async fn publish(jetstream: &Context, mut connected: Connected, row: Row) -> Option<i64> {
     kill::point("publish").await;
     let mut headers = async_nats::HeaderMap::new();
     if let Some(traceparent) = &row.traceparent {
         headers.insert("traceparent", traceparent.as_str());
     }
-    let body = serde_json::to_vec(&row.body).ok()?;
-    let stored = async { jetstream.publish_with_headers(row.subject, headers, body.into()).await?.await };
+    let body = bytes::Bytes::from(serde_json::to_vec(&row.body).ok()?);
+    let stored = async {
+        loop {
+            connected.mark_unchanged();
+            let once = async { jetstream.publish_with_headers(row.subject.clone(), headers.clone(), body.clone()).await?.await };
+            tokio::select! {
+                stored = once => return stored,
+                // It may have been lost with the connection before; a second copy changes nothing.
+                Ok(()) = connected.changed() => {}
+            }
+        }
+    };
     match tokio::time::timeout(PUBLISH_WAIT, stored).await {
         Ok(Ok(_)) => Some(row.id),
         Ok(Err(error)) => {
@@ -175,7 +185,7 @@ pub async fn relay(chassis: Chassis) -> Result<u64> {
     .fetch_all(&chassis.db)
     .await?;
     let missed = rows.len() as u64;
-    let mut acks: FuturesUnordered<_> = rows.into_iter().map(|row| publish(&chassis.jetstream, row)).collect();
+    let mut acks: FuturesUnordered<_> = rows.into_iter().map(|row| publish(&chassis.jetstream, chassis.connected.clone(), row)).collect();
     let mut done = Vec::new();
     while let Some(id) = acks.next().await {
         done.extend(id);

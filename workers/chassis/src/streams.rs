@@ -3,16 +3,17 @@
 use std::time::{Duration, Instant};
 
 use async_nats::{
-    Client, ConnectOptions,
+    Client, ConnectOptions, Event,
     jetstream::{
         self, Context,
         consumer::{AckPolicy, PullConsumer, pull},
         stream::{Config as StreamConfig, DiscardPolicy, RetentionPolicy, StorageType},
     },
 };
+use tokio::sync::watch;
 use towpath_schemas::subject;
 
-use crate::{Config, Error, Result};
+use crate::{Config, Error, Result, clock};
 
 /// Bytes of commands that JetStream may hold; beyond it a publish fails and the row stays in the outbox.
 const COMMAND_BYTES: i64 = 256 << 20;
@@ -29,16 +30,27 @@ fn nats_error(doing: &'static str, error: impl std::fmt::Display) -> Error {
     Error::Nats { doing, detail: error.to_string() }
 }
 
+/// Changes whenever a connection is there. What was asked over the one before may be lost, and the client does not ask again: its caller would wait in vain.
+pub type Connected = watch::Receiver<()>;
+
 /// Connects, waiting for a server that is away up to `start_wait`; afterwards the client reconnects by itself for ever.
-pub async fn connect(config: &Config) -> Result<Client> {
+pub async fn connect(config: &Config) -> Result<(Client, Connected)> {
     let url: url::Url = config.nats_url.0.parse().map_err(|_| Error::Config("TOWPATH_NATS_URL is no nats:// URL".to_owned()))?;
     let (user, password) = (url.username().to_owned(), url.password().unwrap_or_default().to_owned());
     let mut address = url.clone();
     let _ = address.set_username("").and_then(|()| address.set_password(None));
     let started = Instant::now();
+    let (tell, connected) = watch::channel(());
     loop {
+        let tell = tell.clone();
         let mut options = ConnectOptions::new()
             .name("towpath")
+            .event_callback(move |event| {
+                if event == Event::Connected {
+                    tell.send_replace(());
+                }
+                std::future::ready(())
+            })
             .ping_interval(Duration::from_secs(5))
             .connection_timeout(Duration::from_secs(3))
             .request_timeout(Some(Duration::from_secs(5)))
@@ -48,7 +60,7 @@ pub async fn connect(config: &Config) -> Result<Client> {
             options = options.user_and_password(user.clone(), password.clone());
         }
         match options.connect(address.as_str()).await {
-            Ok(client) => return Ok(client),
+            Ok(client) => return Ok((client, connected)),
             Err(error) => {
                 tracing::warn!(%error, "waiting for NATS");
                 if started.elapsed() >= config.limits.start_wait {
@@ -62,6 +74,16 @@ pub async fn connect(config: &Config) -> Result<Client> {
 
 pub fn context(client: &Client) -> Context {
     jetstream::new(client.clone())
+}
+
+/// For how many seconds the oldest message of a stream has been there; 0 when it holds none. By the wall clock, for display.
+pub async fn oldest_s(jetstream: &Context, stream: &str) -> Result<f64> {
+    let info = jetstream.get_stream(stream).await.map_err(|error| nats_error("look at a stream", error))?.cached_info().clone();
+    if info.state.messages == 0 {
+        return Ok(0.0);
+    }
+    let since = clock::wall().timestamp_millis() as f64 / 1000.0 - info.state.first_timestamp.unix_timestamp_nanos() as f64 / 1e9;
+    Ok(since.max(0.0))
 }
 
 /// Makes the streams when they are not there. Also called whenever one turns out to be gone: losing all of NATS loses nothing.

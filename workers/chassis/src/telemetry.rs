@@ -11,6 +11,11 @@ use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::Subscribe
 
 use crate::{Error, Result};
 
+/// Counts that something met one of its limits, by the limit's name: what an operator sees of back-pressure.
+pub fn limit_reached(limit: &'static str) {
+    metrics::counter!("towpath_limit_reached_total", "limit" => limit).increment(1);
+}
+
 /// Holds what must be flushed at the end.
 pub struct Telemetry {
     provider: SdkTracerProvider,

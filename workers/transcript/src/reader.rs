@@ -8,7 +8,7 @@ use tokio::sync::{
     broadcast::{self, error::RecvError},
     mpsc,
 };
-use towpath_chassis::{Chassis, Error, Result};
+use towpath_chassis::{Chassis, Error, Result, telemetry::limit_reached};
 use towpath_schemas::{
     frame::{Frame, GapRecord},
     id::{RunId, TenantId},
@@ -20,8 +20,8 @@ use crate::{
     table::{self, Record, State},
 };
 
-/// Pieces on their way to one reader; a slow one holds back only itself.
-const AHEAD: usize = 16;
+/// Pieces on their way to one reader; a slow one holds back only itself. Each may hold a whole chunk, and thousands of readers may be slow.
+const AHEAD: usize = 2;
 /// Chunks whose index rows are read at a time.
 const CHUNKS: i64 = 64;
 
@@ -273,7 +273,11 @@ impl Reading {
             let frame = match live.recv().await {
                 Ok(Live::Frame(frame)) => frame,
                 Ok(Live::Records(records)) if self.has_all(&records) => continue,
-                Ok(Live::Records(_)) | Err(RecvError::Lagged(_)) => return Ok(()),
+                Ok(Live::Records(_)) => return Ok(()),
+                Err(RecvError::Lagged(_)) => {
+                    limit_reached("frames_ahead_of_a_reader");
+                    return Ok(());
+                }
                 Err(RecvError::Closed) => return Err(closed()),
             };
             let cursor = Cursor { epoch: i32::try_from(frame.epoch).unwrap_or(i32::MAX), seq: frame.seq };

@@ -14,8 +14,9 @@ use tokio::{
 };
 
 use super::{
-    Control, Mode,
+    Control, Mode, Speaks,
     conversation::{Conversation, Faults, Verdict},
+    websocket::Messages,
 };
 
 const PIECE_BYTES: usize = 64 * 1024;
@@ -31,13 +32,25 @@ enum Direction {
 struct Pump {
     control: watch::Receiver<Control>,
     conversation: Option<Arc<Mutex<Conversation>>>,
+    messages: Option<Messages>,
     direction: Direction,
 }
 
 /// Carries bytes until either side ends or a fault does. How it ended is the peers' to notice, not ours to report.
-pub(super) async fn connection(client: TcpStream, upstream: SocketAddr, control: watch::Receiver<Control>, faults: Option<Arc<Faults>>) {
-    let conversation = faults.map(|faults| Arc::new(Mutex::new(Conversation::new(faults))));
-    let pump = |direction| Pump { control: control.clone(), conversation: conversation.clone(), direction };
+pub(super) async fn connection(
+    client: TcpStream,
+    upstream: SocketAddr,
+    control: watch::Receiver<Control>,
+    speaks: Speaks,
+    faults: Arc<Faults>,
+) {
+    let conversation = (speaks == Speaks::Postgres).then(|| Arc::new(Mutex::new(Conversation::new(faults))));
+    let pump = |direction| Pump {
+        control: control.clone(),
+        conversation: conversation.clone(),
+        messages: (speaks == Speaks::WebSocket).then(Messages::default),
+        direction,
+    };
     let (mut up, mut down) = (pump(Direction::ToServer), pump(Direction::ToClient));
     let carry = async {
         if let Mode::Answer(text) = up.passing().await? {
@@ -70,20 +83,27 @@ impl Pump {
         loop {
             let room = match self.control.borrow().mode {
                 Mode::Throttle { bytes_per_s } => usize::try_from(bytes_per_s / PIECES_PER_S).map_or(1, |room| room.clamp(1, PIECE_BYTES)),
-                Mode::Pass | Mode::Refuse | Mode::BlackHole | Mode::Delay(_) | Mode::Answer(_) | Mode::LoseAnswers => PIECE_BYTES,
+                Mode::Pass | Mode::Refuse | Mode::BlackHole | Mode::Delay(_) | Mode::Answer(_) | Mode::LoseAnswers | Mode::Duplicate => {
+                    PIECE_BYTES
+                }
             };
             let length = from.read(&mut buffer[..room]).await?;
-            match self.passing().await? {
+            let mode = self.passing().await?;
+            match mode {
                 Mode::Delay(delay) => tokio::time::sleep(delay).await,
                 Mode::Throttle { bytes_per_s } => tokio::time::sleep(seconds_for(length, bytes_per_s)).await,
                 Mode::Answer(_) => return Err(Error::new(ErrorKind::ConnectionAborted, "cut: others are answered by the proxy")),
                 Mode::LoseAnswers if matches!(self.direction, Direction::ToClient) => {
                     return Err(Error::new(ErrorKind::ConnectionAborted, "the answer is lost"));
                 }
-                Mode::Pass | Mode::Refuse | Mode::BlackHole | Mode::LoseAnswers => {}
+                Mode::Pass | Mode::Refuse | Mode::BlackHole | Mode::LoseAnswers | Mode::Duplicate => {}
             }
             if length == 0 {
                 return to.shutdown().await;
+            }
+            if let Some(messages) = &mut self.messages {
+                to.write_all(&messages.pass(&buffer[..length], mode == Mode::Duplicate)).await?;
+                continue;
             }
             let verdict = self.judge(&buffer[..length]);
             if let Verdict::Relay(bytes) = verdict {
