@@ -205,7 +205,7 @@ async fn transcript(ground: &Ground, promise: &Promise, run: &Value, hit: bool, 
     let least = job.printed(known).len();
     // A terminal echoes nothing here, so both are the bytes and nothing else.
     let complete = run["transcript"]["state"] == "complete";
-    if !printed.starts_with(&raw) {
+    if !printed.starts_with(raw) {
         let same = raw.iter().zip(&printed).take_while(|(one, other)| one == other).count();
         verdict.wrong.push(format!("{about}: {} bytes read back, other than printed from byte {same}", raw.len()));
     } else if complete && raw.len() < least {
