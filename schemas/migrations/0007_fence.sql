@@ -5,15 +5,16 @@ alter table run
     add column epoch_floor int not null default 0,
     add constraint run_restart_needs_fence check (not restartable or fence_s is not null);
 
--- The same, for a sandbox whose supervisor keeps to it.
 alter table sandbox
     add column fence_s int,
+    -- when its newest lease was granted; one that never had any may be of a supervisor that knows of no fence, and then silence proves nothing
+    add column leased_at timestamptz,
     -- its owner was told that nobody knows whether it is there
     add column unknown_told_at timestamptz,
     -- its host has removed what was left of it
     add column removed_at timestamptz;
 update sandbox set removed_at = gone_at where state = 'gone';
-create index sandbox_fenced on sandbox (last_heard_at) where state = 'bound' and fence_s is not null;
+create index sandbox_leased on sandbox (leased_at) where state = 'bound' and leased_at is not null;
 create index sandbox_watched on sandbox (observed_at) where state = 'bound' and unknown_since is null;
 create index sandbox_doubted on sandbox (unknown_since) where state <> 'gone' and unknown_since is not null and unknown_told_at is null;
 drop index sandbox_of_host;

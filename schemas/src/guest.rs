@@ -19,9 +19,7 @@ use crate::{
 };
 
 /// The version of this conversation; a gateway speaks every live one.
-pub const PROTOCOL: u32 = 2;
-/// The first version whose supervisors keep to a fence.
-pub const PROTOCOL_WITH_FENCE: u32 = 2;
+pub const PROTOCOL: u32 = 1;
 
 /// First byte of a binary message.
 pub mod binary {
@@ -128,7 +126,7 @@ pub enum FromGuest {
         viewer: String,
         heard: ViewerHeard,
     },
-    /// Asks for the lease of a fence, numbered by the supervisor; answered `leased` once it is committed that this sandbox was heard. The lease counts from when it was asked for.
+    /// Asks for the lease of a fence, numbered by the supervisor; answered `leased` once it is committed that this sandbox has it. The lease counts from when it was asked for.
     Lease {
         number: u64,
     },

@@ -66,7 +66,7 @@ pub(crate) enum Nudge {
     Sealed(u64),
     /// Steers wait for it.
     Steers,
-    /// It is committed that it was heard after it asked for this lease.
+    /// It is committed that it got the lease that it asked for.
     Leased(u64),
     /// JetStream has forgotten what it held.
     StreamReset,
@@ -211,16 +211,17 @@ impl Gateway {
     }
 
     async fn look(&self, keys: &[Key], everybody: bool) -> Result<()> {
-        // Only what was asked for before it is committed that they were heard.
+        // Only what was asked for before it is committed that they get it.
         let leases = self.leases(keys);
-        if everybody || !leases.is_empty() {
-            let asking: HashSet<Key> = leases.iter().map(|(key, _)| *key).collect();
-            let heard = towpath_sandbox::heard(&self.chassis.db, keys, &asking).await?;
-            for (key, lease) in leases.into_iter().filter(|(key, _)| heard.contains(key)) {
+        if !leases.is_empty() {
+            let asking: Vec<Key> = leases.iter().map(|(key, _)| *key).collect();
+            let leased = towpath_sandbox::lease(&self.chassis.db, &asking).await?;
+            for (key, lease) in leases.into_iter().filter(|(key, _)| leased.contains(key)) {
                 self.grant(key, lease);
             }
         }
         if everybody {
+            towpath_sandbox::heard(&self.chassis.db, keys).await?;
             for (run, epoch, sealed) in towpath_transcript::marks(&self.chassis.db, keys).await? {
                 self.nudge((run, epoch), Nudge::Sealed(sealed));
             }

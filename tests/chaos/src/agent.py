@@ -39,8 +39,14 @@ note("printed", str(job["lines"]))
 if job["output"]:
     with open(os.environ["TOWPATH_OUTPUTS_DIR"] + "/" + job["tag"], "w") as file:
         file.write(job["tag"])
-with open(os.environ["TOWPATH_RESULT_FILE"], "w") as file:
-    file.write("result of " + job["tag"])
+while True:
+    # Beside the spools, whose disk may be full: an agent that minds waits.
+    try:
+        with open(os.environ["TOWPATH_RESULT_FILE"], "w") as file:
+            file.write("result of " + job["tag"])
+        break
+    except OSError:
+        time.sleep(0.1)
 note("ended", "")
 sys.stdout.flush()
 os._exit(job["exit"])

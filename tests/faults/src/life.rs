@@ -237,7 +237,7 @@ impl World {
 
     /// Its epoch is lost, the next one is at work, and everything of the old one is done with.
     pub async fn raise(&mut self, life: &Life) -> Result<()> {
-        sqlx::query("update run set restartable = true").execute(self.db()).await?;
+        sqlx::query("update run set restartable = true, fence_s = 60").execute(self.db()).await?;
         self.vanish(life.run, life.epoch)?;
         self.second.host.attend(&self.second.chassis, None).await?;
         self.recover().await?;

@@ -194,7 +194,11 @@ async fn silent(world: &World) -> Result<Life> {
 
 async fn silent_under_a_fence(world: &World) -> Result<Life> {
     let life = silent(world).await?;
-    sqlx::raw_sql("update run set fence_s = 60, restartable = true; update sandbox set fence_s = 60").execute(world.db()).await?;
+    sqlx::raw_sql(
+        "update run set fence_s = 60, restartable = true; update sandbox set fence_s = 60, leased_at = now() - interval '1 hour'",
+    )
+    .execute(world.db())
+    .await?;
     Ok(life)
 }
 

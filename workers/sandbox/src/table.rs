@@ -16,8 +16,8 @@ use uuid::Uuid;
 
 /// Beyond a tenth of the fence itself, which stands for clocks that do not run alike: the time that ending a command may take on a busy host.
 pub(crate) const FENCE_MARGIN: Duration = Duration::from_secs(10);
-/// Hosts look every 3 s, and a gateway hears of a sandbox every minute at least; after this silence of both nobody knows whether it is there.
-const UNOBSERVED: Duration = Duration::from_secs(180);
+/// Hosts look every 3 s and gateways every 5 s; after this silence of both nobody knows whether a sandbox is there.
+const UNOBSERVED: Duration = Duration::from_secs(60);
 
 /// A sandbox that an admission asks for.
 #[derive(Debug, Clone)]
@@ -93,8 +93,6 @@ pub struct Binding {
     pub incarnation: String,
     pub key_sha256: Vec<u8>,
     pub identity: Identity,
-    /// Whether this supervisor ends its command when its lease runs out.
-    pub keeps_fence: bool,
 }
 
 /// Binds supervisor processes to their epochs, each where none is bound yet or the same one; those that are bound now. The caller holds the run rows' locks.
@@ -103,16 +101,14 @@ pub async fn bind(work: &mut Work, bindings: &[Binding]) -> Result<HashSet<(RunI
     let epochs: Vec<i32> = bindings.iter().map(|binding| binding.epoch).collect();
     let incarnations: Vec<String> = bindings.iter().map(|binding| binding.incarnation.clone()).collect();
     let keys: Vec<Vec<u8>> = bindings.iter().map(|binding| binding.key_sha256.clone()).collect();
-    let keeping: Vec<bool> = bindings.iter().map(|binding| binding.keeps_fence).collect();
     let identities = bindings.iter().map(|binding| serde_json::to_value(&binding.identity)).collect::<Result<Vec<_>, _>>();
     let identities = identities.map_err(|error| Error::broken(format!("identity: {error}")))?;
     let bound = sqlx::query!(
-        "with new as (select * from unnest($1::uuid[], $2::int[], $3::text[], $4::bytea[], $5::jsonb[], $6::bool[]) as new (run, epoch, incarnation, key_sha256, identity, keeps_fence)),
+        "with new as (select * from unnest($1::uuid[], $2::int[], $3::text[], $4::bytea[], $5::jsonb[]) as new (run, epoch, incarnation, key_sha256, identity)),
          locked as (
              select run_id, sandbox.epoch from sandbox join (select distinct run, epoch from new) as new on run_id = new.run and sandbox.epoch = new.epoch
              order by run_id, sandbox.epoch for update of sandbox)
-         update sandbox set state = 'bound', incarnation = new.incarnation, key_sha256 = new.key_sha256, identity = new.identity, last_heard_at = now(),
-             fence_s = case when new.keeps_fence then fence_s end
+         update sandbox set state = 'bound', incarnation = new.incarnation, key_sha256 = new.key_sha256, identity = new.identity, last_heard_at = now()
          from new join locked on locked.run_id = new.run and locked.epoch = new.epoch
          where sandbox.run_id = new.run and sandbox.epoch = new.epoch and not unwanted
              and (state = 'asked' or (state = 'bound' and sandbox.incarnation = new.incarnation and sandbox.key_sha256 = new.key_sha256))
@@ -121,8 +117,7 @@ pub async fn bind(work: &mut Work, bindings: &[Binding]) -> Result<HashSet<(RunI
         &epochs,
         &incarnations,
         &keys,
-        &identities,
-        &keeping
+        &identities
     )
     .fetch_all(work.db())
     .await?;
@@ -162,33 +157,44 @@ pub async fn credentials(db: &PgPool, sandboxes: &[(RunId, i32)]) -> Result<Hash
         .collect())
 }
 
-/// Records that a gateway heard from these sandboxes; those of which it is committed now, and that count. One under a fence is heard when it asks for its lease, which only those
-/// may be granted that are returned here.
-pub async fn heard(db: &PgPool, sandboxes: &[(RunId, i32)], asking: &HashSet<(RunId, i32)>) -> Result<HashSet<(RunId, i32)>> {
+/// Records that a gateway heard from these sandboxes.
+pub async fn heard(db: &PgPool, sandboxes: &[(RunId, i32)]) -> Result<()> {
     let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
-    let asking: Vec<bool> = sandboxes.iter().map(|sandbox| asking.contains(sandbox)).collect();
-    let heard = sqlx::query!(
+    sqlx::query!(
         // One that somebody works on now is heard at the next look.
-        "update sandbox set last_heard_at = now() where state = 'bound' and not unwanted and (run_id, epoch) in (
-             select run_id, sandbox.epoch
-             from sandbox join unnest($1::uuid[], $2::int[], $3::bool[]) as live (run, epoch, asking) on run_id = live.run and sandbox.epoch = live.epoch
-             where asking or fence_s is null for update of sandbox skip locked)
+        "update sandbox set last_heard_at = now() where (run_id, epoch) in (
+             select run_id, sandbox.epoch from sandbox join unnest($1::uuid[], $2::int[]) as live (run, epoch) on run_id = live.run and sandbox.epoch = live.epoch
+             for update of sandbox skip locked)",
+        &runs,
+        &epochs
+    )
+    .execute(db)
+    .await?;
+    Ok(())
+}
+
+/// Records that these sandboxes, which ask for it, get a lease; those of which it is committed now, and that count. Only they may be told.
+pub async fn lease(db: &PgPool, sandboxes: &[(RunId, i32)]) -> Result<HashSet<(RunId, i32)>> {
+    let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+    let leased = sqlx::query!(
+        "update sandbox set leased_at = now() where state = 'bound' and not unwanted and (run_id, epoch) in (
+             select run_id, sandbox.epoch from sandbox join unnest($1::uuid[], $2::int[]) as asking (run, epoch) on run_id = asking.run and sandbox.epoch = asking.epoch
+             for update of sandbox skip locked)
          returning run_id, epoch",
         &runs,
-        &epochs,
-        &asking
+        &epochs
     )
     .fetch_all(db)
     .await?;
-    Ok(heard.into_iter().map(|row| (row.run_id.into(), row.epoch)).collect())
+    Ok(leased.into_iter().map(|row| (row.run_id.into(), row.epoch)).collect())
 }
 
-/// Sandboxes that nobody granted a lease for longer than their fence and [`FENCE_MARGIN`]: their commands have ended by themselves, so they are gone. How many.
+/// Sandboxes whose newest lease was granted longer ago than their fence and [`FENCE_MARGIN`]: their commands have ended by themselves, so they are gone. How many.
 pub(crate) async fn run_out(work: &mut Work, most: i64) -> Result<u64> {
     let rows = sqlx::query!(
         "with over as (
              select run_id, epoch from sandbox
-             where state = 'bound' and fence_s is not null and last_heard_at < now() - make_interval(secs => fence_s * 1.1::float8 + $1)
+             where state = 'bound' and fence_s is not null and leased_at < now() - make_interval(secs => fence_s * 1.1::float8 + $1)
              order by run_id, epoch limit $2 for update skip locked)
          update sandbox set observed = 'absent', observed_at = now(), unknown_since = null, state = 'gone', gone_at = now(), unwanted = true
          from over where sandbox.run_id = over.run_id and sandbox.epoch = over.epoch

@@ -9,10 +9,7 @@ use towpath_chassis::{
     secret,
 };
 use towpath_sandbox::{Binding, Credential};
-use towpath_schemas::{
-    guest::{Hello, PROTOCOL_WITH_FENCE},
-    id::RunId,
-};
+use towpath_schemas::{guest::Hello, id::RunId};
 
 use super::{Greeting, Reporter, Stop};
 use crate::{
@@ -113,7 +110,6 @@ async fn bind(chassis: &Chassis, batch: &[&Hello]) -> Result<Vec<Option<Locked>>
                 incarnation: hello.incarnation.clone(),
                 key_sha256: secret::sha256(hello.key.as_bytes()).to_vec(),
                 identity: hello.identity.clone(),
-                keeps_fence: hello.protocol >= PROTOCOL_WITH_FENCE,
             });
         }
         runs.push(run.map(|run| *run));

@@ -23,7 +23,7 @@ use towpath_schemas::{
 
 use crate::clock;
 
-use super::{lease::Lease, spool::Spool, steers::Ledger, upload::Uploads};
+use super::{disk, lease::Lease, spool::Spool, steers::Ledger, upload::Uploads};
 
 /// Bytes of frames that may be on their way without being stored.
 const WINDOW_BYTES: usize = 4 * 1024 * 1024;
@@ -36,6 +36,9 @@ const ANSWER: Duration = Duration::from_secs(30);
 const QUESTIONS: u32 = 10;
 /// Wait before a file is asked for again that could not be had.
 const NOT_YET: Duration = Duration::from_millis(500);
+
+/// Steers that wait for room on the disk.
+const STEERS_LATE: usize = 100;
 
 /// What viewers said and nobody has taken yet, and answers that wait to be sent.
 const VIEWERS_SAID: usize = 1024;
@@ -97,6 +100,8 @@ struct Inner {
     order: Option<StartOrder>,
     stop: Option<Stop>,
     ledger: Ledger,
+    /// Steers that came while the disk was full, in order.
+    late_steers: VecDeque<SteerOrder>,
     uploads: Uploads,
     spool: Spool,
     /// Last sequence number and bytes of each batch that was sent and is not stored.
@@ -137,6 +142,7 @@ impl Desk {
             order: None,
             stop: None,
             ledger,
+            late_steers: VecDeque::new(),
             uploads: Uploads::default(),
             spool,
             window: VecDeque::new(),
@@ -396,6 +402,7 @@ impl Desk {
     pub fn next(&self, connection: u64) -> io::Result<Option<Outgoing>> {
         let mut inner = self.inner.borrow_mut();
         inner.connected = Some(connection);
+        inner.take_late_steers();
         if inner.phase != Phase::Ended
             && let Some(number) = inner.lease.as_mut().and_then(|lease| lease.ask(connection, clock::boot_us()))
         {
@@ -536,10 +543,21 @@ impl Inner {
     }
 
     fn take_steer(&mut self, order: SteerOrder) {
-        let id = order.steer;
-        if let Err(error) = self.ledger.take(order) {
-            // Not known to us, so the gateway still counts it as sent, and the next hello brings it again.
-            crate::note!("{id} cannot be kept: {error}");
+        self.late_steers.push_back(order);
+        self.take_late_steers();
+    }
+
+    /// Those that the disk has no room for stay; they are tried again whenever there may be something to say, and come again with the next hello in any case.
+    fn take_late_steers(&mut self) {
+        while let Some(order) = self.late_steers.front() {
+            if let Err(error) = self.ledger.take(order) {
+                if disk::is_full(&error) && self.late_steers.len() <= STEERS_LATE {
+                    return;
+                }
+                // Not known to us, so the gateway still counts it as sent, and the next hello brings it again.
+                crate::note!("{} cannot be kept: {error}", order.steer);
+            }
+            self.late_steers.pop_front();
         }
     }
 

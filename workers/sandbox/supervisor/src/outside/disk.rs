@@ -1,7 +1,7 @@
-//! The watch over what a run keeps on disk. It ends the run; it cannot stop a single write.
+//! The watch over what a run keeps on disk, which ends the run and cannot stop a single write; and what is done while the host's own disk is full.
 
 use std::{
-    fs,
+    fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Duration,
@@ -11,6 +11,8 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep},
 };
+
+use super::desk::Desk;
 
 /// Least time between two looks.
 const LEAST_WAIT: Duration = Duration::from_secs(1);
@@ -48,4 +50,29 @@ fn used(root: &Path, most: u64) -> u64 {
         }
     }
     bytes
+}
+
+/// Wait before a disk that refused is tried again.
+pub const RETRY: Duration = Duration::from_secs(1);
+
+/// Nothing is wrong but that somebody has to make room.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Tries again while the disk is full, for as long as nobody asks for an end: the run waits, and its owner is told for what.
+pub async fn patiently<T>(desk: &Desk, mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let mut told = false;
+    loop {
+        match act() {
+            Err(error) if is_full(&error) && desk.stop_asked().is_none() => {
+                if !std::mem::replace(&mut told, true) {
+                    crate::note!("waiting for room on the disk: {error}");
+                    desk.step("disk", Some("the host's disk is full; it goes on when there is room".to_owned()));
+                }
+                sleep(RETRY).await;
+            }
+            result => return result,
+        }
+    }
 }

@@ -19,6 +19,7 @@ use towpath_schemas::{
 
 use super::{
     desk::Desk,
+    disk,
     stage::{Inputs, Staged},
 };
 
@@ -131,7 +132,7 @@ pub async fn pump(desk: &Desk, fifo: &mut Fifo, inputs: &Inputs, format: Steerin
 async fn begin(desk: &Desk, fifo: &mut Fifo, inputs: &Inputs, format: SteeringFormat, order: SteerOrder) {
     let files = inputs.stage(desk, &order.files).await;
     let steer = order.steer;
-    match desk.with_ledger(|ledger| ledger.record_intent(steer)) {
+    match disk::patiently(desk, || desk.with_ledger(|ledger| ledger.record_intent(steer))).await {
         Ok(()) => fifo.writing = Some(Writing { steer, line: line(format, &order, &files), done: 0 }),
         Err(error) => crate::note!("{steer} is not given to the agent, because the intent cannot be recorded: {error}"),
     }

@@ -11,10 +11,7 @@ use towpath_schemas::{
     limit::{FRAME_BYTES, FRAME_MS, RESULT_TAIL_BYTES},
 };
 
-use super::desk::Desk;
-
-/// Wait before the spool's disk is tried again.
-const DISK_RETRY: Duration = Duration::from_secs(1);
+use super::{desk::Desk, disk};
 
 /// The end of stdout, in case there is no result file. Never more than twice what is wanted.
 #[derive(Default)]
@@ -114,7 +111,7 @@ impl Frames<'_> {
         }
         while let Err(error) = self.desk.append(self.kind, &self.buffer) {
             crate::note!("the spool cannot be written: {error}");
-            sleep(DISK_RETRY).await;
+            sleep(disk::RETRY).await;
         }
         if self.kind == FrameKind::Stdout {
             self.tail.add(&self.buffer);

@@ -19,7 +19,7 @@ use rustix::{
 use serde::Serialize;
 use towpath_schemas::{guest::InputFile, limit::FILE_NAME_BYTES, limit::FILE_PIECE_BYTES};
 
-use super::desk::Desk;
+use super::{desk::Desk, disk};
 
 const FOLDER: &str = "files";
 pub const MANIFEST: &str = "attachments.json";
@@ -113,7 +113,7 @@ impl Inputs {
             entries.push(entry);
         }
         self.manifest.borrow_mut().extend(entries.iter().cloned());
-        if let Err(error) = self.write_manifest() {
+        if let Err(error) = disk::patiently(desk, || self.write_manifest()).await {
             crate::note!("the manifest cannot be written: {error}");
         }
         entries

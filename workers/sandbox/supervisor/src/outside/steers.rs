@@ -41,7 +41,7 @@ impl Ledger {
     }
 
     /// Keeps a new steer; one whose id is known is dropped. After the end it has expired at once.
-    pub fn take(&mut self, order: SteerOrder) -> io::Result<()> {
+    pub fn take(&mut self, order: &SteerOrder) -> io::Result<()> {
         let id = order.steer;
         if self.known.contains_key(&id) {
             return Ok(());
@@ -53,7 +53,7 @@ impl Ledger {
         if self.waiting.len() as i64 >= STEERS_OPEN {
             return Err(io::Error::other(format!("more than {STEERS_OPEN} steers wait")));
         }
-        fs::write(self.path(id), serde_json::to_vec(&order)?)?;
+        fs::write(self.path(id), serde_json::to_vec(order)?)?;
         self.known.insert(id, SteerState::Queued);
         self.waiting.push_back(id);
         Ok(())

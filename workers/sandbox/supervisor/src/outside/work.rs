@@ -38,7 +38,6 @@ use crate::{
 const STUBBORN: Duration = Duration::from_secs(5);
 /// Bytes in /tmp and in /dev/shm, unless the memory limit is smaller.
 const TMP_BYTES: u64 = 1024 * 1024 * 1024;
-const DISK_RETRY: Duration = Duration::from_secs(1);
 /// How often the end of a lease is looked for; process 1 is awake at the very moment.
 const LEASE_LOOK: Duration = Duration::from_secs(1);
 
@@ -138,7 +137,7 @@ impl Work<'_> {
         let payload = serde_json::to_vec(record).unwrap_or_default();
         while let Err(error) = self.desk.append(FrameKind::End, &payload) {
             crate::note!("the end record cannot be written: {error}");
-            sleep(DISK_RETRY).await;
+            sleep(disk::RETRY).await;
         }
     }
 
@@ -159,10 +158,12 @@ impl Work<'_> {
     /// Stages, raises the walls, gives the word and sees it through.
     async fn execute(&self, order: &StartOrder, restore: &[InputFile], tail: &mut Tail, outputs: &mut Outputs) -> Result<Outcome, Refusal> {
         let places = Places::of(self.spec, self.folder);
-        let mut fifo =
-            prepare::control_folder(self.folder, self.spec, order).map_err(|error| wall_failed(format!("control folder: {error}")))?;
-        let inputs = Inputs::open(Path::new(&self.spec.workspace), &self.folder.control(), places.files())
-            .map_err(|error| wall_failed(format!("the folder for input files: {error}")))?;
+        let mut fifo = disk::patiently(self.desk, || prepare::control_folder(self.folder, self.spec, order))
+            .await
+            .map_err(|error| wall_failed(format!("control folder: {error}")))?;
+        let open_inputs = || Inputs::open(Path::new(&self.spec.workspace), &self.folder.control(), places.files());
+        let inputs =
+            disk::patiently(self.desk, open_inputs).await.map_err(|error| wall_failed(format!("the folder for input files: {error}")))?;
         self.desk.step("inputs", Some(format!("{} files", order.files.len())));
         tokio::select! {
             () = async {
@@ -202,7 +203,9 @@ impl Work<'_> {
             // Without a network namespace the command has the host's network, loopback included.
             crate::note!("no isolation: the command uses the host's network");
         }
-        prepare::etc_folder(&self.folder.etc(), walls.egress).map_err(|error| wall_failed(format!("etc folder: {error}")))?;
+        disk::patiently(self.desk, || prepare::etc_folder(&self.folder.etc(), walls.egress))
+            .await
+            .map_err(|error| wall_failed(format!("etc folder: {error}")))?;
         let cgroup = self.cgroup()?;
         let binary = std::env::current_exe().map_err(wall_failed)?;
         let order = WallOrder {
@@ -224,7 +227,9 @@ impl Work<'_> {
         let sandbox::Sandbox { init, orders, events, remains } = sandbox;
         *self.running.borrow_mut() = Some(remains);
         // Durable before the word is given: a process 1 that is on no record has executed nothing.
-        let recorded = self.identified.complete(init, relative).map(|identity| self.desk.set_identity(identity));
+        let recorded = disk::patiently(self.desk, || self.identified.complete(init, relative.clone()))
+            .await
+            .map(|identity| self.desk.set_identity(identity));
         let ready = match recorded.map_err(|error| wall_failed(format!("its identity cannot be recorded: {error}"))) {
             Ok(()) if walls.egress && isolated => self.network(init).await.map(Some),
             Ok(()) => Ok(None),
@@ -361,7 +366,8 @@ impl Work<'_> {
         orders: &mut Orders,
         events: &mut Events,
     ) -> Result<(), Refusal> {
-        folder::write_durably(&self.folder.started(), self.identified.incarnation().as_bytes())
+        disk::patiently(self.desk, || folder::write_durably(&self.folder.started(), self.identified.incarnation().as_bytes()))
+            .await
             .map_err(|error| wall_failed(format!("`started` cannot be recorded: {error}")))?;
         self.desk.set_phase(Phase::Started);
         self.desk.step("command", order.command.first().cloned());
