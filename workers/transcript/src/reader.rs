@@ -1,7 +1,7 @@
 //! One reader for everybody: history from S3, then JetStream, then live frames. It listens first, then reads history, and drops what it has; whenever it meets a hole it goes back to
 //! history. So a reader that drops or falls behind loses nothing, and costs no consumer.
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use tokio::sync::{
     Semaphore,
@@ -20,8 +20,11 @@ use crate::{
     table::{self, Record, State},
 };
 
-/// Pieces on their way to one reader; a slow one holds back only itself. Each may hold a whole chunk, and thousands of readers may be slow.
+/// Pieces on their way to one reader, and bytes of output in each, one frame more at most; a slow one holds back only itself. Thousands may be slow.
 const AHEAD: usize = 2;
+const PIECE_BYTES: usize = 64 * 1024;
+/// A reader that takes nothing for this long has the rest of the chunk read again once it goes on.
+const STALLED: Duration = Duration::from_secs(1);
 /// Chunks whose index rows are read at a time.
 const CHUNKS: i64 = 64;
 
@@ -155,7 +158,7 @@ impl Reading {
     }
 
     async fn give(&self, piece: Piece) -> Result<()> {
-        self.sender.send(Ok(piece)).await.map_err(|_| Error::broken("the reader has gone away"))
+        self.sender.send(Ok(piece)).await.map_err(|_| gone())
     }
 
     /// Gives everything that exists; true when every record is closed.
@@ -202,7 +205,11 @@ impl Reading {
                     self.cut(of, row.first_seq).await?;
                 }
                 match fetch(self.chunk(&row)).await {
-                    Ok(frames) => self.give_new(frames).await?,
+                    Ok(frames) => {
+                        if !self.give_new(frames).await? {
+                            break;
+                        }
+                    }
                     Err(error) if error.is_passing() => return Err(error),
                     // Whoever reads slowly may come when it is cut already.
                     Err(_) if !self.is_indexed(of, &row).await? => break,
@@ -242,13 +249,15 @@ impl Reading {
         if whole { Ok(frames) } else { Err(Error::broken(format!("{} holds other frames than its index row says", row.object_key))) }
     }
 
-    /// Gives what JetStream holds; true when nothing more is there, false when some of it was sealed meanwhile.
+    /// Gives what JetStream holds; true when nothing more is there, false when it is to be looked for anew.
     async fn unsealed(&mut self, of: Epoch) -> Result<bool> {
         let chassis = self.chassis.clone();
         let mut walk = Walk::new(&chassis, of, self.at.seq + 1);
         loop {
             let (frames, tip) = fetch(walk.step()).await?;
-            self.give_new(frames).await?;
+            if !self.give_new(frames).await? {
+                return Ok(false);
+            }
             // With a hole and nothing sealed either, the frames are on their way again: wait for live ones.
             if tip.is_some() {
                 let sealed_meanwhile = !fetch(table::chunks_after(&chassis.db, of, self.at.seq, 1)).await?.is_empty();
@@ -258,12 +267,29 @@ impl Reading {
         }
     }
 
-    async fn give_new(&mut self, frames: Vec<Frame>) -> Result<()> {
+    /// Gives the frames that the reader does not have, a few at a time. False when it stalls: then those that are left are dropped, and it is waited until it goes on.
+    async fn give_new(&mut self, frames: Vec<Frame>) -> Result<bool> {
         let at = self.at.seq;
-        let new: Vec<Frame> = frames.into_iter().filter(|frame| frame.seq > at).collect();
-        let Some(last) = new.last() else { return Ok(()) };
-        self.at.seq = last.seq;
-        self.give(Piece::Frames(new)).await
+        let mut frames = frames.into_iter().filter(|frame| frame.seq > at).peekable();
+        while frames.peek().is_some() {
+            let Ok(place) = tokio::time::timeout(STALLED, self.sender.reserve()).await else {
+                drop(frames);
+                limit_reached("output_ahead_of_a_reader");
+                self.sender.reserve().await.map_err(|_| gone())?;
+                return Ok(false);
+            };
+            let mut piece = Vec::new();
+            let mut bytes = 0;
+            while bytes < PIECE_BYTES
+                && let Some(frame) = frames.next()
+            {
+                bytes += frame.payload.len();
+                self.at.seq = frame.seq;
+                piece.push(frame);
+            }
+            place.map_err(|_| gone())?.send(Ok(Piece::Frames(piece)));
+        }
+        Ok(true)
     }
 
     /// Gives live frames until there is a hole, another epoch, or more in the records than it has: then history is read again. So one that is too slow and misses
@@ -287,7 +313,9 @@ impl Reading {
             if cursor.epoch != self.at.epoch || self.at.seq == u64::MAX || cursor.seq != self.at.seq + 1 {
                 return Ok(());
             }
-            self.give_new(vec![Frame::clone(&frame)]).await?;
+            if !self.give_new(vec![Frame::clone(&frame)]).await? {
+                return Ok(());
+            }
         }
     }
 
@@ -299,6 +327,10 @@ impl Reading {
             std::cmp::Ordering::Greater => false,
         })
     }
+}
+
+fn gone() -> Error {
+    Error::broken("the reader has gone away")
 }
 
 fn closed() -> Error {
