@@ -44,6 +44,7 @@ pub async fn recover(chassis: &Chassis, act: bool) -> Result<Recovered> {
         table::raise_floors(&mut work, &floors).await?;
         note(&mut work, &fenced, "recovered", "towpath recover", "backup_restored").await?;
         let sandboxes: Vec<(RunId, i32)> = fenced.iter().map(|run| (run.id, run.machine.epoch)).collect();
+        towpath_sandbox::distrust_leases(&mut work, &sandboxes).await?;
         towpath_sandbox::unwant(&mut work, &sandboxes).await?;
         work.commit().await?;
     }

@@ -212,6 +212,20 @@ pub(crate) async fn run_out(work: &mut Work, most: i64) -> Result<u64> {
     Ok(rows.len() as u64)
 }
 
+/// Leases that nobody remembers may have been granted up to this moment: those of these sandboxes count from now.
+pub async fn distrust_leases(work: &mut Work, sandboxes: &[(RunId, i32)]) -> Result<()> {
+    let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
+    sqlx::query!(
+        "update sandbox set leased_at = now() from unnest($1::uuid[], $2::int[]) as alive (run, epoch)
+         where run_id = alive.run and sandbox.epoch = alive.epoch and leased_at is not null",
+        &runs,
+        &epochs
+    )
+    .execute(work.db())
+    .await?;
+    Ok(())
+}
+
 /// Their commands have ended, so silence proves nothing of them any more and costs nobody anything.
 pub async fn lift_fence(work: &mut Work, sandboxes: &[(RunId, i32)]) -> Result<()> {
     let (runs, epochs): (Vec<Uuid>, Vec<i32>) = sandboxes.iter().map(|(run, epoch)| (run.uuid(), *epoch)).unzip();
