@@ -13,7 +13,7 @@ use towpath_schemas::command::Command;
 use tracing::Instrument;
 
 use crate::{
-    Chassis, Error, Result, kill,
+    Chassis, Error, Result, kill, outbox,
     streams::{self, Connected},
     telemetry,
 };
@@ -37,6 +37,8 @@ const BATCH: usize = 256;
 const FETCH_WAIT: Duration = Duration::from_secs(2);
 /// How long a fetch may take beyond its own wait until it is taken for lost.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
+/// How long a command that nobody here knows stays away.
+const HANDED_ON: Duration = Duration::from_secs(30);
 /// Batches that one consumer works on at a time.
 const LANES: usize = 2;
 
@@ -184,7 +186,7 @@ async fn work(chassis: &Chassis, handler: &Handler, messages: Vec<jetstream::Mes
     let mut known = Vec::new();
     for message in messages {
         match serde_json::from_slice::<Command>(&message.payload) {
-            Ok(Command::Unknown) => answer(&message, AckKind::Nak(Some(LATER_MAX))).await,
+            Ok(Command::Unknown) => hand_on(chassis, &message).await,
             Ok(command) => {
                 commands.push(command);
                 known.push(message);
@@ -212,6 +214,15 @@ async fn work(chassis: &Chassis, handler: &Handler, messages: Vec<jetstream::Mes
         };
         answer(message, kind).await;
     }
+}
+
+/// A command of a newer release goes back into the outbox, to come again when another process may be there: given back it would keep a place among the unacknowledged ones.
+async fn hand_on(chassis: &Chassis, message: &jetstream::Message) {
+    let put = match serde_json::from_slice(&message.payload) {
+        Ok(body) => outbox::put_later(&chassis.db, message.subject.as_str(), &body, HANDED_ON).await,
+        Err(error) => Err(Error::broken(error.to_string())),
+    };
+    answer(message, if put.is_ok() { AckKind::Ack } else { AckKind::Nak(Some(LATER_MAX)) }).await;
 }
 
 async fn answer(message: &jetstream::Message, kind: AckKind) {

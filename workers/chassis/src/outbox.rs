@@ -201,6 +201,19 @@ pub async fn oldest_s(db: &PgPool) -> Result<f64> {
     Ok(waiting(db).await?.1)
 }
 
+/// Puts a message that came from the stream back, for the relay to publish a while later.
+pub(crate) async fn put_later(db: &PgPool, subject: &str, body: &serde_json::Value, after: Duration) -> Result<()> {
+    sqlx::query!(
+        "insert into outbox (subject, body, created_at) values ($1, $2, now() + make_interval(secs => $3))",
+        subject,
+        body,
+        after.as_secs_f64()
+    )
+    .execute(db)
+    .await?;
+    Ok(())
+}
+
 /// Unpublished commands and the age of the oldest in seconds.
 pub async fn waiting(db: &PgPool) -> Result<(i64, f64)> {
     let row = sqlx::query!(

@@ -60,7 +60,11 @@ async fn admit_some(work: &mut Work, pool: &str) -> Result<(u64, bool)> {
     }
     // Whoever else admits for the same tenants and agents waits until their slots are counted.
     table::lock_limited(work, &room.backend).await?;
-    let waiting = table::waiting(work, &room, free).await?;
+    let mut waiting = table::waiting(work, &room, free).await?;
+    // Settings that this release cannot read are a newer one's to enforce.
+    waiting.retain(|one| {
+        walls(&one.sandbox).inspect_err(|error| tracing::info!(run = %one.run, error = error.chain(), "not admitted here")).is_ok()
+    });
     let (found, free) = (waiting.len(), usize::try_from(free).unwrap_or(0));
     let chosen = choose(waiting, room.running, free);
     if chosen.is_empty() {

@@ -126,7 +126,7 @@ impl Renderer {
                     self.terminal = Some(terminal);
                 }
             }
-            FrameKind::Screen => {}
+            FrameKind::Screen | FrameKind::Other(_) => {}
             // The next epoch begins with a screen of its own.
             FrameKind::Gap | FrameKind::End => self.flush(out),
         }
@@ -208,7 +208,7 @@ impl Cast {
                     self.event(frame, "x", &code.to_string(), out);
                 }
             }
-            FrameKind::Screen | FrameKind::Gap => {}
+            FrameKind::Screen | FrameKind::Gap | FrameKind::Other(_) => {}
         }
     }
 

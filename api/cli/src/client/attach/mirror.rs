@@ -86,7 +86,7 @@ impl Mirror {
                 FrameKind::Terminal => rows.extend(self.screen().print(&frame.payload)),
                 // A run on pipes has no terminal: its lines come as a terminal would show them.
                 FrameKind::Stdout | FrameKind::Stderr => rows.extend(self.screen().print(&with_returns(&frame.payload))),
-                FrameKind::Screen | FrameKind::Gap | FrameKind::End => {}
+                FrameKind::Screen | FrameKind::Gap | FrameKind::End | FrameKind::Other(_) => {}
             }
         }
         if all {

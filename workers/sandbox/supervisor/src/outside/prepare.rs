@@ -47,11 +47,7 @@ impl Places {
 /// Makes the control folder with the task files, and the steering FIFO in it.
 pub fn control_folder(folder: &Folder, spec: &SandboxSpec, order: &StartOrder) -> io::Result<Fifo> {
     let control = folder.control();
-    if let Err(error) = fs::remove_dir_all(&control)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        return Err(error);
-    }
+    begin_anew(&control)?;
     fs::DirBuilder::new().mode(0o700).create(&control)?;
     for (name, text) in [(TASK, &order.prompt), (SYSTEM_PROMPT, &order.instructions), (stage::MANIFEST, &"[]".to_owned())] {
         read_only(&control.join(name), text)?;
@@ -67,6 +63,7 @@ pub fn control_folder(folder: &Folder, spec: &SandboxSpec, order: &StartOrder) -
 
 /// The files of /etc that are made for the sandbox.
 pub fn etc_folder(path: &Path, egress: bool) -> io::Result<()> {
+    begin_anew(path)?;
     fs::DirBuilder::new().recursive(true).mode(0o755).create(path)?;
     // Whatever the umask took away: bubblewrap reads it as the unprivileged user.
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
@@ -90,6 +87,14 @@ pub fn etc_folder(path: &Path, egress: bool) -> io::Result<()> {
         read_only(&path.join(name), &text)?;
     }
     Ok(())
+}
+
+/// Removes what an attempt before this one left, as on a full disk.
+fn begin_anew(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn read_only(path: &Path, text: &str) -> io::Result<()> {
@@ -140,4 +145,19 @@ pub fn environment(order: &StartOrder, places: &Places) -> Vec<(String, String)>
 /// The first file of that name in the folders where programs of the system are.
 pub fn program(name: &str) -> Option<PathBuf> {
     PATH.split(':').map(|folder| Path::new(folder).join(name)).find(|path| path.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_an_earlier_attempt_left_half_made_is_made_anew() {
+        let root = tempfile::tempdir().expect("folder");
+        let etc = root.path().join("etc");
+        fs::create_dir(&etc).expect("etc");
+        fs::write(etc.join("passwd"), "").expect("what was left");
+        etc_folder(&etc, false).expect("made anew");
+        assert!(fs::read_to_string(etc.join("passwd")).expect("passwd").contains("agent"));
+    }
 }
