@@ -67,6 +67,7 @@ async fn dead(world: &World) -> Result<Vec<(String, String, i32)>> {
     Ok(sqlx::query_as("select subject, reason, attempts from dead order by subject").fetch_all(world.db()).await?)
 }
 
+/// Field cases F6 and F20.
 #[tokio::test]
 async fn a_bad_message_is_laid_aside_with_its_reason_and_holds_up_no_other() -> Result<()> {
     let world = World::with(&[("TOWPATH_ATTEMPTS", "2")]).await?;
@@ -112,6 +113,7 @@ async fn a_message_whose_handler_was_killed_before_the_acknowledgement_comes_aga
     Ok(())
 }
 
+/// Field case F7.
 #[tokio::test]
 async fn a_consumer_and_a_stream_that_vanish_are_made_again() -> Result<()> {
     let world = World::start().await?;

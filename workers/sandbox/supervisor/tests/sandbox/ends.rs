@@ -134,6 +134,7 @@ fn a_fork_bomb_stays_within_its_limit_and_ends_with_the_run() {
     assert!(world.init_is_gone());
 }
 
+/// Field case E16, with process 1 alive.
 #[test]
 fn a_command_that_takes_too_much_memory_is_told_as_out_of_memory() {
     if !has_cgroups() {

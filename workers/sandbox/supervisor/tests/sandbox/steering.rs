@@ -21,6 +21,7 @@ fn done(gateway: &Gateway) {
     gateway.wait("the end", |heard| heard.has(&FromGuest::Done).then_some(()));
 }
 
+/// Field case A13: a follow-up that comes again starts nothing again.
 #[test]
 fn every_text_message_is_one_line_and_a_steer_that_is_known_is_dropped() {
     let mut world = World::shell("while read -r line; do echo \"got:$line\"; [ \"$line\" = stop ] && exit 0; done < $TOWPATH_STEER_FIFO");
