@@ -42,12 +42,12 @@ impl Verdict {
 
 pub async fn judge(ground: &Ground, load: &Load, weather: &Weather) -> Result<Verdict> {
     let mut verdict = Verdict::default();
-    rest(ground, &mut verdict).await;
     let promises = load.promises.lock().map(|promises| promises.clone()).unwrap_or_default();
     let posts = load.posts.lock().map(|posts| posts.clone()).unwrap_or_default();
     let by_run = by_run(&posts);
     verdict.runs = promises.len();
     let known: HashSet<&str> = promises.iter().map(|promise| promise.run.as_str()).collect();
+    rest(ground, &known, &mut verdict).await;
     let there: i64 = ground.world.count("select count(*) from run").await?;
     if there != i64::try_from(known.len())? {
         verdict.doubled.push(format!("{there} runs for {} promises", known.len()));
@@ -62,7 +62,7 @@ pub async fn judge(ground: &Ground, load: &Load, weather: &Weather) -> Result<Ve
 }
 
 /// Waits until nothing is left to be done; what stays is stuck.
-async fn rest(ground: &Ground, verdict: &mut Verdict) {
+async fn rest(ground: &Ground, runs: &HashSet<&str>, verdict: &mut Verdict) {
     let left = [
         ("unsettled runs", "select count(*) from run where ended_at is null"),
         ("open transcripts", "select count(*) from transcript where state <> 'closed'"),
@@ -94,6 +94,30 @@ async fn rest(ground: &Ground, verdict: &mut Verdict) {
     if left.is_err() {
         verdict.stuck.push(format!("{} supervisors", supervisors(&ground.world.state).len()));
     }
+    let left = wait_for("cgroups", Duration::from_secs(10), async || cgroups(runs).is_empty().then_some(())).await;
+    if left.is_err() {
+        verdict
+            .stuck
+            .extend(cgroups(runs).into_iter().map(|(folder, processes)| format!("{} with processes {processes:?}", folder.display())));
+    }
+}
+
+/// The cgroups of these runs' sandboxes, and the processes in each.
+fn cgroups(runs: &HashSet<&str>) -> Vec<(PathBuf, Vec<String>)> {
+    let entries = |folder: PathBuf| std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    // v2 has one tree, v1 one below each controller.
+    let trees = entries("/sys/fs/cgroup".into()).chain([PathBuf::from("/sys/fs/cgroup")]);
+    trees
+        .flat_map(|tree| entries(tree.join("towpath")))
+        .filter(|folder| {
+            let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            name.rsplit_once('.').is_some_and(|(run, _)| runs.contains(run))
+        })
+        .map(|folder| {
+            let processes = std::fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+            (folder, processes.lines().map(str::to_owned).collect())
+        })
+        .collect()
 }
 
 /// What the agent noted.

@@ -99,6 +99,9 @@ fn judge(folder: &Folder, record: &IdentityRecord) -> io::Result<Observed> {
         Alive::No(proof) => proof,
     };
     let (Some(init), Some(start)) = (identity.init_pid, identity.init_start) else {
+        if !clear(folder)? {
+            return Ok(unknown("walls that were being raised are still there after KILL"));
+        }
         return Ok(Observed::Absent {
             proof: format!("supervisor: {supervisor}; no process 1 was recorded, so the command was never started"),
         });
@@ -108,6 +111,12 @@ fn judge(folder: &Folder, record: &IdentityRecord) -> io::Result<Observed> {
         Alive::Unknown(why) => Ok(unknown(why)),
         Alive::No(inside) => judge_rest(folder, identity, format!("supervisor: {supervisor}; process 1: {inside}")),
     }
+}
+
+/// Ends what a supervisor left that died while it raised the walls. Returns whether nothing is there any more.
+fn clear(folder: &Folder) -> io::Result<bool> {
+    let controllers = Controllers::find()?;
+    Ok(controllers == Controllers::default() || Cgroup::of_folder(controllers, folder.path()).kill()?)
 }
 
 /// Process 1 is dead. Its namespace died with it; without isolation there is none, and only an empty cgroup tells.
@@ -132,18 +141,8 @@ fn cgroup_of(identity: &Identity) -> io::Result<Option<Cgroup>> {
 }
 
 fn remove(folder: &Folder) -> io::Result<()> {
-    let record: Option<IdentityRecord> = match folder::read_json(&folder.identity()) {
-        Ok(record) => record,
-        // A host that lost power while it was written leaves nothing to clean up from it.
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => None,
-        Err(error) => return Err(error),
-    };
-    if let Some(record) = record
-        && record.identity.boot_id == host::boot_id()?
-        && let Some(cgroup) = cgroup_of(&record.identity)?
-    {
-        cgroup.remove()?;
-    }
+    // By its name, because a supervisor that died early has made it and recorded nothing.
+    Cgroup::of_folder(Controllers::find()?, folder.path()).remove()?;
     match fs::remove_dir_all(folder.path()) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),

@@ -219,6 +219,27 @@ async fn without_isolation_only_an_empty_cgroup_is_proof() {
 }
 
 #[tokio::test]
+async fn what_a_supervisor_left_that_died_while_it_raised_the_walls_is_ended_before_it_is_absent() {
+    let world = World::new();
+    let cgroup = Cgroup::named(Controllers::find().expect("controllers"), &format!("{}.1", world.run));
+    if cgroup.create(CgroupLimits::default()).is_err() {
+        return;
+    }
+    let mut half = sleeper();
+    world.leave(&half, |record, _| (record.identity.init_pid, record.identity.init_start) = (None, None));
+    for file in cgroup.join_files() {
+        std::fs::write(file, half.id().to_string()).expect("join");
+    }
+    // Its parent, this process, has to reap it before the cgroup is empty.
+    let reaper = std::thread::spawn(move || half.wait().expect("wait"));
+    let Observed::Absent { proof } = world.observe().await else { panic!("nothing is left") };
+    assert!(proof.contains("never started"), "{proof}");
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&reaper.join().expect("reaper")), Some(9));
+    world.backend.remove(world.run, 1).await.expect("remove");
+    assert!(!cgroup.join_files()[0].exists());
+}
+
+#[tokio::test]
 async fn what_cannot_be_read_is_unknown_and_never_absent() {
     let world = World::new();
     folder::make_private(world.folder().path()).expect("folder");

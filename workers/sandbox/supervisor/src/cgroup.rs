@@ -91,6 +91,11 @@ impl Cgroup {
         Self { controllers, relative: format!("/{PARENT}/{name}") }
     }
 
+    /// The cgroup of the sandbox with this folder.
+    pub fn of_folder(controllers: Controllers, folder: &Path) -> Self {
+        Self::named(controllers, &folder.file_name().map(|name| name.to_string_lossy()).unwrap_or_default())
+    }
+
     /// The cgroup at the path that an identity holds; None for a path that cannot be one of ours.
     pub fn at(controllers: Controllers, relative: &str) -> Option<Self> {
         let name = relative.strip_prefix('/')?.strip_prefix(PARENT)?.strip_prefix('/')?;

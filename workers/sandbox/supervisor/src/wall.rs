@@ -99,6 +99,7 @@ fn become_sandbox() -> Result<std::convert::Infallible, WallError> {
         fs::write(file, "0").map_err(step("join the cgroup"))?;
     }
     let root = rustix::process::geteuid().is_root();
+    let _reader = order.bubblewrap.is_some().then(|| report_reader(order.info_fd)).transpose().map_err(step("keep the report readable"))?;
     let sources = if root && order.bubblewrap.is_some() {
         Sources::staged(&order).map_err(step("bind the sandbox's folders"))?
     } else {
@@ -123,6 +124,12 @@ fn become_sandbox() -> Result<std::convert::Infallible, WallError> {
         }
     };
     Err(WallError::Step("execute the wall", command.env_clear().current_dir("/").stdin(Stdio::null()).exec()))
+}
+
+/// Another reader of bubblewrap's report, left open for bubblewrap. Without one it dies of a report that nobody reads, because the supervisor
+/// was killed in that moment, and the child that it has made already waits for ever for its user.
+fn report_reader(info_fd: i32) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open(format!("/proc/self/fd/{info_fd}"), OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())
 }
 
 /// This process has one thread, so the thread's ids are the process's.

@@ -253,9 +253,8 @@ impl Work<'_> {
     fn cgroup(&self) -> Result<Option<Cgroup>, Refusal> {
         let walls = &self.spec.walls;
         let limits = CgroupLimits { memory_bytes: walls.memory_bytes, pids: walls.pids };
-        let name = self.folder.path().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let made = Controllers::find().map_err(|error| error.to_string()).and_then(|controllers| {
-            let cgroup = Cgroup::named(controllers, &name);
+            let cgroup = Cgroup::of_folder(controllers, self.folder.path());
             match cgroup.create(limits) {
                 Ok(()) => Ok(cgroup),
                 Err(error) => {

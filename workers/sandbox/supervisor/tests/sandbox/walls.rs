@@ -1,10 +1,19 @@
 //! What a command cannot see and cannot do.
 
+use std::{
+    fs::File,
+    io::Write,
+    os::fd::{AsRawFd, OwnedFd},
+    process::{Command, Stdio},
+};
+
 use towpath_schemas::{
     agent::Isolation,
     frame::FrameKind,
     guest::{FromGuest, ToGuest},
 };
+
+use towpath_supervisor::wall::WallOrder;
 
 use crate::world::{World, has_cgroups, is_root, until};
 
@@ -157,4 +166,46 @@ fn a_late_cancel_changes_nothing() {
     until("the supervisor leaves", || world.supervisor_is_gone());
     let ends = gateway.heard().messages.iter().filter(|message| matches!(message, FromGuest::Ended { reason: None, .. })).count();
     assert_eq!(ends, 1);
+}
+
+#[test]
+fn walls_that_lose_their_supervisor_while_they_are_raised_leave_no_process() {
+    let world = World::shell("true");
+    for folder in [world.folder.control(), world.folder.etc(), world.workspace.join("files")] {
+        std::fs::create_dir(folder).expect("folder");
+    }
+    // Whatever the walls leave behind becomes a child of this process.
+    rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(std::process::id() as i32)).expect("subreaper");
+    let (report, report_end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("pipe");
+    let (socket, socket_end) = std::os::unix::net::UnixStream::pair().expect("socket");
+    let null = || File::options().write(true).open("/dev/null").expect("null");
+    let ends: [OwnedFd; 4] = [report_end, socket_end.into(), null().into(), null().into()];
+    for end in &ends {
+        rustix::io::fcntl_setfd(end, rustix::io::FdFlags::empty()).expect("inherit");
+    }
+    let [info_fd, init_fds @ ..] = ends.each_ref().map(AsRawFd::as_raw_fd);
+    let order = WallOrder {
+        bubblewrap: Some(towpath_supervisor::outside::program("bwrap").expect("bwrap")),
+        uid: world.spec.walls.uid,
+        join: vec![],
+        workspace: world.workspace.clone(),
+        control: world.folder.control(),
+        etc: world.folder.etc(),
+        binary: crate::world::supervisor(),
+        nested_users: false,
+        tmp_bytes: 1024 * 1024,
+        info_fd,
+        init_fds,
+    };
+    let mut wall = Command::new(crate::world::supervisor()).arg("wall").stdin(Stdio::piped()).spawn().expect("wall");
+    drop((report, socket, ends));
+    let mut stdin = wall.stdin.take().expect("stdin");
+    stdin.write_all(&serde_json::to_vec(&order).expect("order")).expect("write");
+    drop(stdin);
+    wall.wait().expect("wait");
+    let left = towpath_supervisor::host::descendants(std::process::id() as i32);
+    for pid in left.iter().copied().filter_map(rustix::process::Pid::from_raw) {
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kill");
+    }
+    assert_eq!(left, [] as [i32; 0]);
 }

@@ -34,7 +34,7 @@ pub struct World {
 }
 
 /// The binary under test: the one just built, or the static one that the variable names.
-fn supervisor() -> PathBuf {
+pub fn supervisor() -> PathBuf {
     std::env::var_os("TOWPATH_TEST_SUPERVISOR").map_or_else(|| env!("CARGO_BIN_EXE_towpath-supervisor").into(), PathBuf::from)
 }
 
