@@ -187,14 +187,29 @@ async fn rows_to_which_a_newer_release_added_fields_hold_up_nothing() -> Result<
 
 /// The newer release writes every key that it knows, so during a roll each version that it stores has one that the older does not know.
 #[tokio::test]
-#[ignore = "towpath_agent's read_definition reads stored rows by the type whose unknown keys are refused"]
 async fn an_agent_that_a_newer_release_stored_starts_runs() -> Result<()> {
     let world = World::start().await?;
     let life = world.ready().await?;
     add(&world, "agent_version", "definition").await?;
     towpath_agent::list(world.db(), life.tenant).await?;
     let answer = start_all(&world.first.chassis, vec![life.request(&world.first, &world)?]).await.pop().context("no answer")?;
-    answer.map_err(Error::from)?;
+    let run = answer.map_err(Error::from)?.run;
+    admission::admit(&world.first.chassis, life::POOL).await?;
+    ensure!(view::run(world.db(), life.tenant, run).await?.state == RunState::Starting, "not admitted");
+    Ok(())
+}
+
+/// One of its sandbox is for a newer release to put up: the run is accepted and waits.
+#[tokio::test]
+async fn a_wall_that_a_newer_release_stored_is_not_left_out() -> Result<()> {
+    let world = World::start().await?;
+    let life = world.ready().await?;
+    let sql = "update agent_version set definition = jsonb_set(definition, '{sandbox}', definition -> 'sandbox' || $1::jsonb)";
+    sqlx::query(sql).bind(LATER.parse::<Value>()?).execute(world.db()).await?;
+    let answer = start_all(&world.first.chassis, vec![life.request(&world.first, &world)?]).await.pop().context("no answer")?;
+    let run = answer.map_err(Error::from)?.run;
+    ensure!(admission::admit(&world.first.chassis, life::POOL).await? == 0, "it was admitted");
+    ensure!(view::run(world.db(), life.tenant, run).await?.state == RunState::Queued, "it does not wait");
     Ok(())
 }
 

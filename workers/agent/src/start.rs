@@ -131,7 +131,7 @@ impl Start {
             priority: self.request.priority.unwrap_or(0),
             prompt: self.request.prompt.clone(),
             labels: json(serde_json::to_value(&self.request.labels))?,
-            sandbox: json(serde_json::to_value(&definition.sandbox))?,
+            sandbox: agent.sandbox.clone(),
             start_s: i32::try_from(definition.limits.start_s).unwrap_or(i32::MAX),
             grace_s: i32::try_from(definition.limits.grace_s).unwrap_or(10),
             transcript_bytes: i64::try_from(definition.limits.transcript_bytes).unwrap_or(i64::MAX),

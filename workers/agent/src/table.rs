@@ -13,8 +13,10 @@ use towpath_schemas::{
 };
 use uuid::Uuid;
 
+use crate::stored;
+
 fn read_definition(value: serde_json::Value) -> Result<AgentDefinition> {
-    serde_json::from_value(value).map_err(|error| Error::broken(format!("stored agent definition: {error}")))
+    stored::read(value).map_err(|error| Error::broken(format!("stored agent definition: {error}")))
 }
 
 /// Stores a definition: a new version unless it equals the newest. `if_match` is the version that the caller saw; 0 for "none yet".
@@ -205,6 +207,8 @@ pub(crate) struct Startable {
     pub name: String,
     pub version: i32,
     pub definition: AgentDefinition,
+    /// Its sandbox settings as they are stored: one that this release does not know stays among them, so that no run of it is admitted without.
+    pub sandbox: serde_json::Value,
 }
 
 /// Looks up agents by (tenant, name).
@@ -228,6 +232,7 @@ pub(crate) async fn startable(db: &mut PgConnection, names: &[(TenantId, String)
                 tenant: row.tenant_id.into(),
                 name: row.name,
                 version: row.version,
+                sandbox: row.definition.get("sandbox").cloned().unwrap_or_else(|| serde_json::json!({})),
                 definition: read_definition(row.definition)?,
             })
         })
