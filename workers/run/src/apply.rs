@@ -47,6 +47,8 @@ pub enum Applied {
     Unchanged(Box<Locked>),
     Refused(ErrorCode, &'static str),
     NoSuchRun,
+    /// The run is in a state that a newer release brought, which knows what comes of it.
+    NotOurs,
 }
 
 /// The key of a timer that an epoch brings.
@@ -65,14 +67,15 @@ pub async fn apply(work: &mut Work, happenings: &[Happening]) -> Result<Vec<Appl
     let mut ids: Vec<RunId> = happenings.iter().map(|happening| happening.run).collect();
     ids.sort_unstable();
     ids.dedup();
-    let mut rows: BTreeMap<RunId, Locked> = table::lock(work.db(), &ids).await?.into_iter().map(|run| (run.id, run)).collect();
+    let (known, newer) = table::lock_known(work.db(), &ids).await?;
+    let mut rows: BTreeMap<RunId, Locked> = known.into_iter().map(|run| (run.id, run)).collect();
     let read: HashMap<RunId, i64> = rows.values().map(|run| (run.id, run.revision)).collect();
     let mut applied = Vec::with_capacity(happenings.len());
     let mut entries = Vec::new();
     let mut effects: Vec<(Locked, Locked, Effect)> = Vec::new();
     for happening in happenings {
         let Some(run) = rows.get_mut(&happening.run) else {
-            applied.push(Applied::NoSuchRun);
+            applied.push(if newer.contains(&happening.run) { Applied::NotOurs } else { Applied::NoSuchRun });
             continue;
         };
         match decide(&run.machine, &happening.on) {
@@ -239,6 +242,7 @@ pub async fn apply_one(work: &mut Work, happening: Happening) -> Result<Locked> 
     match apply(work, &[happening]).await?.pop() {
         Some(Applied::Moved(row) | Applied::Unchanged(row)) => Ok(*row),
         Some(Applied::Refused(code, why)) => Err(Error::refused(code, why)),
+        Some(Applied::NotOurs) => Err(table::of_a_newer_release(run)),
         Some(Applied::NoSuchRun) | None => Err(no_such_run(run)),
     }
 }

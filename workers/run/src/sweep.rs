@@ -5,14 +5,14 @@ use std::time::Duration;
 use towpath_chassis::{
     Chassis, Result, Work,
     sweep::Sweep,
-    timer::{Timers, boxed},
+    timer::{self, Timers, boxed},
 };
 use towpath_delivery::About;
 use towpath_schemas::id::RunId;
 
 use crate::{
     admission,
-    apply::{Happening, TIMER_DEADLINE, TIMER_MAX, TIMER_SEAL, TIMER_START, TIMER_WANTED, apply, note, parse_epoch_key},
+    apply::{Applied, Happening, TIMER_DEADLINE, TIMER_MAX, TIMER_SEAL, TIMER_START, TIMER_WANTED, apply, note, parse_epoch_key},
     settle,
     state::On,
     table::{self, Locked},
@@ -21,21 +21,28 @@ use crate::{
 
 pub fn timers(timers: Timers) -> Timers {
     timers
-        .on(TIMER_WANTED, |work, keys| boxed(fire(work, keys, |key| Some((key.parse().ok()?, On::WantedOverdue)))))
-        .on(TIMER_DEADLINE, |work, keys| boxed(fire(work, keys, |key| Some((key.parse().ok()?, On::Deadline)))))
-        .on(TIMER_MAX, |work, keys| boxed(fire(work, keys, |key| Some((key.parse().ok()?, On::TimeLimit { reason: "maximum" })))))
+        .on(TIMER_WANTED, |work, keys| boxed(fire(work, TIMER_WANTED, keys, |key| Some((key.parse().ok()?, On::WantedOverdue)))))
+        .on(TIMER_DEADLINE, |work, keys| boxed(fire(work, TIMER_DEADLINE, keys, |key| Some((key.parse().ok()?, On::Deadline)))))
+        .on(TIMER_MAX, |work, keys| {
+            boxed(fire(work, TIMER_MAX, keys, |key| Some((key.parse().ok()?, On::TimeLimit { reason: "maximum" }))))
+        })
         .on(TIMER_START, |work, keys| {
-            boxed(fire(work, keys, |key| parse_epoch_key(key).map(|(run, epoch)| (run, On::StartDeadline { epoch }))))
+            boxed(fire(work, TIMER_START, keys, |key| parse_epoch_key(key).map(|(run, epoch)| (run, On::StartDeadline { epoch }))))
         })
         .on(TIMER_SEAL, |work, keys| {
-            boxed(fire(work, keys, |key| parse_epoch_key(key).map(|(run, epoch)| (run, On::SealOverdue { epoch }))))
+            boxed(fire(work, TIMER_SEAL, keys, |key| parse_epoch_key(key).map(|(run, epoch)| (run, On::SealOverdue { epoch }))))
         })
 }
 
-async fn fire(work: &mut Work, keys: Vec<String>, read: fn(&str) -> Option<(RunId, On)>) -> Result<()> {
-    let happenings: Vec<Happening> = keys.iter().filter_map(|key| read(key)).map(|(run, on)| Happening::new(run, on, "clock")).collect();
-    apply(work, &happenings).await?;
-    Ok(())
+/// How long the timer of a run in a state of a newer release stays away, for a clock of that release.
+const HANDED_ON: Duration = Duration::from_secs(30);
+
+async fn fire(work: &mut Work, kind: &'static str, keys: Vec<String>, read: fn(&str) -> Option<(RunId, On)>) -> Result<()> {
+    let due = keys.into_iter().filter_map(|key| read(&key).map(|(run, on)| (key, Happening::new(run, on, "clock"))));
+    let (keys, happenings): (Vec<String>, Vec<Happening>) = due.unzip();
+    let applied = apply(work, &happenings).await?;
+    let newer = keys.into_iter().zip(applied).filter(|(_, applied)| matches!(applied, Applied::NotOurs));
+    timer::set(work, &newer.map(|(key, _)| (kind, key, HANDED_ON)).collect::<Vec<_>>()).await
 }
 
 pub fn sweeps() -> Vec<Sweep> {
@@ -53,13 +60,14 @@ const DOUBTED: i64 = 100;
 
 /// Tells the owners of runs that nobody can tell whether they still work: by a notice to each target, and in the run's history and event streams.
 async fn doubted(chassis: Chassis) -> Result<u64> {
-    let doubted = towpath_sandbox::doubted(&chassis.db, DOUBT, DOUBTED).await?;
+    let mut doubted = towpath_sandbox::doubted(&chassis.db, DOUBT, DOUBTED).await?;
     if doubted.is_empty() {
         return Ok(0);
     }
     let mut work = chassis.begin().await?;
     let runs: Vec<RunId> = doubted.iter().map(|(run, _)| *run).collect();
-    let locked = table::lock(work.db(), &runs).await?;
+    let (locked, newer) = table::lock_known(work.db(), &runs).await?;
+    doubted.retain(|(run, _)| !newer.contains(run));
     let told = towpath_sandbox::tell_doubt(&mut work, &doubted).await?;
     let told: Vec<&Locked> = locked.iter().filter(|run| run.machine.active && told.contains(&(run.id, run.machine.epoch))).collect();
     note(&mut work, &told, "doubted", "clock", "sandbox_unknown").await?;

@@ -31,12 +31,19 @@ pub struct Locked {
     pub machine: Machine,
 }
 
-fn state_of(word: &str) -> Result<RunState> {
-    RunState::from_word(word).ok_or_else(|| Error::broken(format!("run state `{word}` is not known")))
+/// Locks runs, in order of id. Those that do not exist are left out; one in a state of a newer release is an error.
+pub async fn lock(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<Locked>> {
+    let (known, newer) = lock_known(db, runs).await?;
+    newer.first().map_or(Ok(known), |run| Err(of_a_newer_release(*run)))
 }
 
-/// Locks runs, in order of id. Those that do not exist are left out.
-pub async fn lock(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<Locked>> {
+/// Not a refusal that passes: in a batch it stands alone and holds up no other.
+pub(crate) fn of_a_newer_release(run: RunId) -> Error {
+    Error::broken(format!("{run} is in a state that this release does not know"))
+}
+
+/// Locks runs as [`lock`] does. Beside them those in a state of a newer release, which knows what to do with them.
+pub(crate) async fn lock_known(db: &mut PgConnection, runs: &[RunId]) -> Result<(Vec<Locked>, Vec<RunId>)> {
     let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
     let rows = sqlx::query!(
         "select id, tenant_id, session_id, backend, start_s, grace_s, transcript_bytes, fence_s, max_s, traceparent, revision, state, wanted, epoch, epoch_floor, active, incarnation, starts, restarts, restartable,
@@ -46,42 +53,47 @@ pub async fn lock(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<Locked>> 
     )
     .fetch_all(db)
     .await?;
-    rows.into_iter()
-        .map(|row| {
-            let exited = row.exited.then_some(Exited {
-                exit: Exit { code: row.exit_code, signal: row.exit_signal, oom: row.exit_oom },
-                reason: row.exit_reason,
-                message: row.exit_message,
-            });
-            Ok(Locked {
-                id: row.id.into(),
-                tenant: row.tenant_id.into(),
-                session: row.session_id.into(),
-                backend: row.backend,
-                start: Duration::from_secs(u64::try_from(row.start_s).unwrap_or(0)),
-                grace_s: row.grace_s,
-                transcript_bytes: row.transcript_bytes,
-                fence_s: row.fence_s,
-                max: row.max_s.and_then(|max_s| u64::try_from(max_s).ok()).map(Duration::from_secs),
-                traceparent: row.traceparent,
-                revision: row.revision,
-                machine: Machine {
-                    state: state_of(&row.state)?,
-                    wanted: row.wanted.as_deref().map(state_of).transpose()?,
-                    epoch: row.epoch,
-                    epoch_floor: row.epoch_floor,
-                    active: row.active,
-                    incarnation: row.incarnation,
-                    starts: row.starts,
-                    restarts: row.restarts,
-                    restartable: row.restartable,
-                    exited,
-                    reason: row.reason,
-                    message: row.message,
-                },
-            })
-        })
-        .collect()
+    let (mut known, mut newer) = (Vec::with_capacity(rows.len()), Vec::new());
+    for row in rows {
+        let wanted = row.wanted.as_deref().map(RunState::from_word);
+        let (Some(state), None | Some(Some(_))) = (RunState::from_word(&row.state), wanted) else {
+            newer.push(row.id.into());
+            continue;
+        };
+        let exited = row.exited.then_some(Exited {
+            exit: Exit { code: row.exit_code, signal: row.exit_signal, oom: row.exit_oom },
+            reason: row.exit_reason,
+            message: row.exit_message,
+        });
+        known.push(Locked {
+            id: row.id.into(),
+            tenant: row.tenant_id.into(),
+            session: row.session_id.into(),
+            backend: row.backend,
+            start: Duration::from_secs(u64::try_from(row.start_s).unwrap_or(0)),
+            grace_s: row.grace_s,
+            transcript_bytes: row.transcript_bytes,
+            fence_s: row.fence_s,
+            max: row.max_s.and_then(|max_s| u64::try_from(max_s).ok()).map(Duration::from_secs),
+            traceparent: row.traceparent,
+            revision: row.revision,
+            machine: Machine {
+                state,
+                wanted: wanted.flatten(),
+                epoch: row.epoch,
+                epoch_floor: row.epoch_floor,
+                active: row.active,
+                incarnation: row.incarnation,
+                starts: row.starts,
+                restarts: row.restarts,
+                restartable: row.restartable,
+                exited,
+                reason: row.reason,
+                message: row.message,
+            },
+        });
+    }
+    Ok((known, newer))
 }
 
 /// Writes moved runs back, each under the revision that was read. The rows are locked, so all of them match, or something is broken.

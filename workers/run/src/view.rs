@@ -112,8 +112,10 @@ fn mode(word: &str) -> Mode {
     if word == "interactive" { Mode::Interactive } else { Mode::OneShot }
 }
 
+/// Only a process of the release that brought a state can show it; during a roll the same question may reach one.
 fn word(text: &str) -> Result<RunState> {
-    RunState::from_word(text).ok_or_else(|| Error::broken(format!("run state `{text}` is not known")))
+    RunState::from_word(text)
+        .ok_or_else(|| Error::refused(ErrorCode::Unavailable, format!("`{text}` is a state of a newer release than this process is of")))
 }
 
 /// One run of the tenant, with everything.
@@ -355,7 +357,9 @@ pub(crate) async fn standings(db: &PgPool, connected: &[(RunId, i32)]) -> Result
     rows.into_iter()
         .map(|row| {
             let current = row.epoch == row.live_epoch;
-            let executing = matches!(word(&row.state)?, RunState::Starting | RunState::Running | RunState::Stopping);
+            // Whether a state of a newer release means that nothing executes, only that release can tell (UNSURE).
+            let executing = RunState::from_word(&row.state)
+                .is_none_or(|state| matches!(state, RunState::Starting | RunState::Running | RunState::Stopping));
             let stop = row.wanted.filter(|_| current && row.active).map(|wanted| crate::report::Stop {
                 grace_s: u32::try_from(row.grace_s).unwrap_or(0),
                 reason: row.reason.clone().unwrap_or(wanted),

@@ -101,6 +101,8 @@ async fn bind(chassis: &Chassis, batch: &[&Hello]) -> Result<Vec<Option<Locked>>
             {
                 Some(run)
             }
+            // Fencing it would end what works.
+            Applied::NotOurs => return Err(table::of_a_newer_release(hello.run)),
             Applied::Unchanged(_) | Applied::Refused(..) | Applied::NoSuchRun => None,
         };
         if run.is_some() {
