@@ -106,6 +106,8 @@ async fn walls_hold_against_memory_forks_and_a_full_disk() -> Result<()> {
     )
     .await?;
     ensure!(ended["state"] == "failed" && ended["reason"] == "out_of_memory" && ended["exit"]["oom"] == true, "{ended}");
+    // Field case E16: its owner reads which limit it was.
+    ensure!(ended["message"] == "out of memory (limit 64 MiB)", "{ended}");
     let ended = ends(
         &world,
         &["/bin/sh", "-c", "dd if=/dev/zero of=/workspace/big bs=1M count=2000; sleep 60"],

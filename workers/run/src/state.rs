@@ -29,6 +29,8 @@ pub struct Machine {
     pub restarts: i32,
     /// `on_lost = "restart"`, which needs the fence.
     pub restartable: bool,
+    /// What its sandbox's memory is limited to.
+    pub memory_bytes: Option<u64>,
     pub exited: Option<Exited>,
     pub reason: Option<String>,
     pub message: Option<String>,
@@ -331,6 +333,7 @@ impl Machine {
             starts: 0,
             restarts: 0,
             restartable,
+            memory_bytes: None,
             exited: None,
             reason: None,
             message: None,
@@ -406,7 +409,7 @@ impl Machine {
             Exited { reason: Some(reason), message, .. } => (RunState::Failed, Some(reason), message),
             Exited { exit: Exit { code: Some(0), .. }, .. } => (RunState::Succeeded, None, None),
             Exited { exit: Exit { oom: Some(true), .. }, .. } => {
-                (RunState::Failed, Some("out_of_memory".to_owned()), Some("it used more memory than its sandbox may".to_owned()))
+                (RunState::Failed, Some("out_of_memory".to_owned()), Some(out_of_memory(self.memory_bytes)))
             }
             Exited { exit: Exit { code: Some(code), .. }, .. } => {
                 (RunState::Failed, Some("exit_code".to_owned()), Some(format!("the command exited with code {code}")))
@@ -418,6 +421,16 @@ impl Machine {
         };
         self.state = state;
         self.explain(reason.as_deref(), message.as_deref());
+    }
+}
+
+/// The sentence for a command that the kernel killed for its memory.
+fn out_of_memory(limit: Option<u64>) -> String {
+    const MIB: u64 = 1024 * 1024;
+    match limit {
+        Some(bytes) if bytes % MIB == 0 => format!("out of memory (limit {} MiB)", bytes / MIB),
+        Some(bytes) => format!("out of memory (limit {bytes} bytes)"),
+        None => "out of memory (its sandbox has no limit of its own: its host had none left)".to_owned(),
     }
 }
 

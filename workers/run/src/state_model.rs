@@ -174,7 +174,7 @@ fn exit_codes_signals_and_causes_are_told_apart() {
         assert_eq!(running(exit(Some(code), None, false)), failed("exit_code", &format!("the command exited with code {code}")));
     }
     assert_eq!(running(exit(None, Some(9), false)), failed("signal", "the command was ended by signal 9"));
-    assert_eq!(running(exit(None, Some(9), true)), failed("out_of_memory", "it used more memory than its sandbox may"));
+    assert_eq!(running(exit(None, Some(9), true)).1.as_deref(), Some("out_of_memory"));
     let absent = Exited { exit: Exit::default(), reason: Some("command_not_found".into()), message: Some("no such file: frob".into()) };
     assert_eq!(running(absent), failed("command_not_found", "no such file: frob"));
 }
@@ -198,4 +198,20 @@ fn a_canceled_run_never_starts_and_a_running_one_stops_as_wanted() {
     let Verdict::Move(overdue, effects) = decide(&stopping, &On::WantedOverdue) else { panic!("overdue") };
     assert_eq!((overdue.state, overdue.active), (RunState::Canceled, true), "slot and workspace wait for the sandbox");
     assert_eq!(effects, [Effect::Settle]);
+}
+
+/// Field case E16.
+#[test]
+fn who_ran_out_of_memory_is_told_the_limit() {
+    let exit = Exit { code: None, signal: Some(9), oom: Some(true) };
+    for (memory_bytes, sentence) in [
+        (Some(512 << 20), "out of memory (limit 512 MiB)"),
+        (Some(1_000_000), "out of memory (limit 1000000 bytes)"),
+        (None, "out of memory (its sandbox has no limit of its own: its host had none left)"),
+    ] {
+        let exited = Some(Exited { exit: exit.clone(), reason: None, message: None });
+        let run = Machine { state: RunState::Finishing, epoch: 1, memory_bytes, exited, ..Machine::accepted(false) };
+        let Verdict::Move(ended, _) = decide(&run, &On::Sealed { epoch: 1 }) else { panic!("it does not end") };
+        assert_eq!(ended.message.as_deref(), Some(sentence));
+    }
 }

@@ -47,7 +47,7 @@ pub(crate) async fn lock_known(db: &mut PgConnection, runs: &[RunId]) -> Result<
     let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
     let rows = sqlx::query!(
         "select id, tenant_id, session_id, backend, start_s, grace_s, transcript_bytes, fence_s, max_s, traceparent, revision, state, wanted, epoch, epoch_floor, active, incarnation, starts, restarts, restartable,
-                exited, exit_code, exit_signal, exit_oom, exit_reason, exit_message, reason, message
+                sandbox -> 'memory_bytes' as memory_bytes, exited, exit_code, exit_signal, exit_oom, exit_reason, exit_message, reason, message
          from run where id = any($1) order by id for update",
         &ids
     )
@@ -87,6 +87,7 @@ pub(crate) async fn lock_known(db: &mut PgConnection, runs: &[RunId]) -> Result<
                 starts: row.starts,
                 restarts: row.restarts,
                 restartable: row.restartable,
+                memory_bytes: row.memory_bytes.and_then(|bytes| bytes.as_u64()),
                 exited,
                 reason: row.reason,
                 message: row.message,
