@@ -1,6 +1,7 @@
 //! A TCP proxy that tests break at run time: before Postgres, NATS, S3 or the gateway.
 
 mod conversation;
+mod etag;
 mod relay;
 mod websocket;
 
@@ -38,6 +39,8 @@ pub enum Mode {
     Delay(Duration),
     /// Every connection is answered with this text and ended; those that exist are cut at their next byte. For servers that speak HTTP.
     Answer(&'static str),
+    /// The `ETag` of each answer is this text, quotes and all; none when it is empty. For servers that speak HTTP.
+    Etag(&'static str),
     /// What clients send arrives; the connection ends instead of the answer.
     LoseAnswers,
     /// Every message comes twice, in both directions. Only of a proxy before a WebSocket server ([`Proxy::websocket`]).
@@ -145,6 +148,11 @@ impl Proxy {
     /// How many connections were ended at a COMMIT so far.
     pub fn commits_cut(&self) -> u64 {
         self.faults.done()
+    }
+
+    /// How many answers came with another `ETag` than the server gave.
+    pub fn etags_changed(&self) -> u64 {
+        self.faults.etags()
     }
 
     /// Waits until one more connection was ended at a COMMIT than `before` says.

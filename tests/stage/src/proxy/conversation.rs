@@ -27,6 +27,7 @@ pub(super) struct Faults {
     before: AtomicU64,
     after: AtomicU64,
     done: AtomicU64,
+    etags: AtomicU64,
 }
 
 impl Faults {
@@ -36,6 +37,14 @@ impl Faults {
 
     pub fn done(&self) -> u64 {
         self.done.load(Ordering::SeqCst)
+    }
+
+    pub fn etags(&self) -> u64 {
+        self.etags.load(Ordering::SeqCst)
+    }
+
+    pub fn etag_changed(&self) {
+        self.etags.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Counts one COMMIT; whether this one is to be cut.

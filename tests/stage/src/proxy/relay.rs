@@ -16,6 +16,7 @@ use tokio::{
 use super::{
     Control, Mode, Speaks,
     conversation::{Conversation, Faults, Verdict},
+    etag,
     websocket::Messages,
 };
 
@@ -34,6 +35,7 @@ struct Pump {
     conversation: Option<Arc<Mutex<Conversation>>>,
     messages: Option<Messages>,
     direction: Direction,
+    faults: Arc<Faults>,
 }
 
 /// Carries bytes until either side ends or a fault does. How it ended is the peers' to notice, not ours to report.
@@ -44,12 +46,13 @@ pub(super) async fn connection(
     speaks: Speaks,
     faults: Arc<Faults>,
 ) {
-    let conversation = (speaks == Speaks::Postgres).then(|| Arc::new(Mutex::new(Conversation::new(faults))));
+    let conversation = (speaks == Speaks::Postgres).then(|| Arc::new(Mutex::new(Conversation::new(faults.clone()))));
     let pump = |direction| Pump {
         control: control.clone(),
         conversation: conversation.clone(),
         messages: (speaks == Speaks::WebSocket).then(Messages::default),
         direction,
+        faults: faults.clone(),
     };
     let (mut up, mut down) = (pump(Direction::ToServer), pump(Direction::ToClient));
     let carry = async {
@@ -83,9 +86,14 @@ impl Pump {
         loop {
             let room = match self.control.borrow().mode {
                 Mode::Throttle { bytes_per_s } => usize::try_from(bytes_per_s / PIECES_PER_S).map_or(1, |room| room.clamp(1, PIECE_BYTES)),
-                Mode::Pass | Mode::Refuse | Mode::BlackHole | Mode::Delay(_) | Mode::Answer(_) | Mode::LoseAnswers | Mode::Duplicate => {
-                    PIECE_BYTES
-                }
+                Mode::Pass
+                | Mode::Refuse
+                | Mode::BlackHole
+                | Mode::Delay(_)
+                | Mode::Answer(_)
+                | Mode::Etag(_)
+                | Mode::LoseAnswers
+                | Mode::Duplicate => PIECE_BYTES,
             };
             let length = from.read(&mut buffer[..room]).await?;
             let mode = self.passing().await?;
@@ -96,10 +104,17 @@ impl Pump {
                 Mode::LoseAnswers if matches!(self.direction, Direction::ToClient) => {
                     return Err(Error::new(ErrorKind::ConnectionAborted, "the answer is lost"));
                 }
-                Mode::Pass | Mode::Refuse | Mode::BlackHole | Mode::LoseAnswers | Mode::Duplicate => {}
+                Mode::Pass | Mode::Refuse | Mode::BlackHole | Mode::Etag(_) | Mode::LoseAnswers | Mode::Duplicate => {}
             }
             if length == 0 {
                 return to.shutdown().await;
+            }
+            if let (Mode::Etag(text), Direction::ToClient) = (mode, self.direction)
+                && let Some(answer) = etag::changed(&buffer[..length], text)
+            {
+                self.faults.etag_changed();
+                to.write_all(&answer).await?;
+                continue;
             }
             if let Some(messages) = &mut self.messages {
                 to.write_all(&messages.pass(&buffer[..length], mode == Mode::Duplicate)).await?;
