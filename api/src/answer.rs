@@ -83,13 +83,13 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 }
 
 /// A whole body of at most `most` bytes. What is over the limit is still read, up to [`DRAIN_BYTES`]: a client that is cut off while it sends sees a broken pipe instead of the answer.
-async fn read(mut body: BodyDataStream, most: usize) -> Answer<Vec<u8>> {
+pub async fn read(mut body: BodyDataStream, most: usize) -> Answer<Vec<u8>> {
     let mut bytes = Vec::new();
     while let Some(piece) = body.next().await {
         let piece = piece.map_err(|error| Error::refused(ErrorCode::BadRequest, format!("the body broke off: {error}")))?;
         if bytes.len() + piece.len() > most {
             drain(&mut body).await;
-            return Err(Error::refused(ErrorCode::TooLarge, format!("a JSON body may hold at most {most} bytes")).into());
+            return Err(Error::refused(ErrorCode::TooLarge, format!("a body here may hold at most {most} bytes")).into());
         }
         bytes.extend_from_slice(&piece);
     }

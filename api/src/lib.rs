@@ -5,6 +5,7 @@ mod caller;
 mod events;
 mod feed;
 pub mod gateway;
+pub mod mail;
 mod routes;
 mod streams;
 mod terminal;
@@ -60,6 +61,8 @@ fn described() -> OpenApiRouter<Api> {
         .merge(routes::uploads::routes())
         .merge(routes::sessions::routes())
         .merge(routes::deliveries::routes())
+        .merge(routes::channels::routes())
+        .merge(routes::inbound::routes())
         .merge(routes::tenants::routes())
         .merge(routes::dead::routes())
         .merge(routes::stuck::routes())

@@ -145,7 +145,7 @@ impl AgentDefinition {
     /// What may be checked without knowing the host; whether a host can enforce the walls is decided at admission.
     pub fn check(&self) -> Result<(), DefinitionError> {
         let refuse = |key, help: &str| Err(DefinitionError { key, help: help.to_owned() });
-        if !name_is_valid(&self.name) {
+        if !is_name(&self.name) {
             return refuse("name", "use 1 to 63 lower-case letters, digits and dashes, beginning with a letter");
         }
         match self.sandbox.backend {
@@ -214,7 +214,7 @@ impl AgentDefinition {
 }
 
 /// Agent, channel and schedule names.
-pub fn name_is_valid(name: &str) -> bool {
+pub fn is_name(name: &str) -> bool {
     (1..=63).contains(&name.len())
         && name.starts_with(|c: char| c.is_ascii_lowercase())
         && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     agent::{AgentDefinition, Mode},
+    channel::ChannelDefinition,
     guest::{Exit, SteerState, Step},
-    id::{DeliveryId, FileId, PrincipalId, RunId, SessionId, SteerId, TenantId, TokenId},
+    id::{ChannelId, DeliveryId, FileId, InboundId, PrincipalId, RunId, SessionId, SteerId, TenantId, ThreadId, TokenId},
 };
 
 #[cfg(feature = "openapi")]
@@ -448,4 +449,38 @@ pub struct OutputEvent {
     pub stream: String,
     /// The bytes as printed, base64.
     pub b64: String,
+}
+
+/// A channel as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(ToSchema))]
+pub struct Channel {
+    pub id: ChannelId,
+    /// The path that webhooks go to.
+    pub hook: String,
+    /// Names of the secrets that it has.
+    pub secrets: Vec<String>,
+    pub definition: ChannelDefinition,
+    pub created_at: DateTime<Utc>,
+}
+
+/// A message that came in, and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(ToSchema))]
+pub struct Inbound {
+    pub id: InboundId,
+    pub channel: String,
+    /// `received`, `waiting`, `started`, `steered`, `ignored`, `refused` or `dead`.
+    pub state: String,
+    /// Why it is in this state, in words.
+    pub reason: Option<String>,
+    pub author: Option<String>,
+    pub subject: Option<String>,
+    pub thread: Option<ThreadId>,
+    /// The run that it started or steered.
+    pub run: Option<RunId>,
+    /// Attempts that failed.
+    pub attempts: i32,
+    pub created_at: DateTime<Utc>,
+    pub handled_at: Option<DateTime<Utc>>,
 }

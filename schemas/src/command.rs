@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::{DeliveryId, RunId, TenantId};
+use crate::id::{DeliveryId, InboundId, RunId, TenantId};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -20,6 +20,8 @@ pub enum Command {
     Sealed { tenant: TenantId, run: RunId, epoch: i32 },
     /// Send this delivery.
     Deliver { tenant: TenantId, delivery: DeliveryId },
+    /// Take in this message.
+    Intake { tenant: TenantId, inbound: InboundId },
     /// A kind that a newer release knows.
     #[serde(other)]
     Unknown,

@@ -94,6 +94,9 @@ id!(/** One follow-up message to a live run. */ SteerId, "str");
 id!(/** One result owed to one target. */ DeliveryId, "dlv");
 id!(/** An input file or an output of a run. */ FileId, "fil");
 id!(/** A file that comes in parts. */ UploadId, "upl");
+id!(/** A configured place that messages come from and results go to. */ ChannelId, "chn");
+id!(/** A message as it came in. */ InboundId, "inb");
+id!(/** A conversation in a channel. */ ThreadId, "thr");
 
 #[cfg(test)]
 mod tests {

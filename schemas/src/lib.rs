@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod body;
+pub mod channel;
 pub mod command;
 pub mod error;
 pub mod event;

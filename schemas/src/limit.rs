@@ -68,6 +68,16 @@ pub const FOUND_LINES: usize = 100;
 pub const SEARCHED_BYTES: usize = 64 << 20;
 /// Event streams and terminals that one tenant may have open on one process.
 pub const STREAMS_PER_TENANT: usize = 10_000;
+/// Bytes of one message that comes in, attachments included.
+pub const INBOUND_BYTES: usize = 26 * 1024 * 1024;
+/// Days that a message is kept as it came; longer than any provider sends it again.
+pub const INBOUND_DAYS: i32 = 14;
+/// Rules, members, users and addresses of one channel.
+pub const CHANNEL_RULES: usize = 1000;
+/// Messages of one thread that are taken in an hour unless the channel says otherwise.
+pub const RUNS_PER_THREAD_HOUR: u32 = 30;
+/// Bytes of outputs that go along with one answer; what does not fit is named with its size.
+pub const ANSWER_FILE_BYTES: u64 = 10 * 1024 * 1024;
 /// Rows of one page of a list.
 pub const PAGE_ROWS: i64 = 100;
 /// Longest `?wait=` in seconds.

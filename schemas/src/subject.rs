@@ -1,7 +1,7 @@
 //! The only builder of NATS subjects. The tenant's id stands in every subject that carries a tenant's data (invariant WALLED).
 
 use crate::{
-    id::{DeliveryId, RunId, TenantId},
+    id::{DeliveryId, InboundId, RunId, TenantId},
     limit::FRAMES_PER_BLOCK,
 };
 
@@ -56,6 +56,12 @@ pub fn deliver(tenant: TenantId, delivery: DeliveryId) -> String {
     format!("command.deliver.{tenant}.{delivery}")
 }
 pub const DELIVER_ALL: &str = "command.deliver.>";
+
+/// A message came in.
+pub fn intake(tenant: TenantId, inbound: InboundId) -> String {
+    format!("command.intake.{tenant}.{inbound}")
+}
+pub const INTAKE_ALL: &str = "command.intake.>";
 
 /// One transcript frame. The block number lets a purge name whole sealed blocks, which means the same in any incarnation of the stream.
 pub fn output(tenant: TenantId, run: RunId, epoch: i32, seq: u64) -> String {

@@ -26,7 +26,7 @@ use towpath_schemas::{
         self, Exit, FromGuest, Hello, Identity, InputFile, Phase, SandboxSpec, StartOrder, SteerEnd, SteerOrder, SteerState, Step, ToGuest,
         ViewerHeard, ViewerSays, Walls, binary,
     },
-    id::{DeliveryId, FileId, PrincipalId, RunId, SessionId, SteerId, TenantId},
+    id::{DeliveryId, FileId, InboundId, PrincipalId, RunId, SessionId, SteerId, TenantId},
     key, subject,
     viewer::{FromViewer, Said, ToViewer},
 };
@@ -171,6 +171,7 @@ samples! {
         Command::Observed { .. } => "observed": Command::Observed { tenant: tenant(), run: run(), epoch: 2 },
         Command::Sealed { .. } => "sealed": Command::Sealed { tenant: tenant(), run: run(), epoch: 2 },
         Command::Deliver { .. } => "deliver": Command::Deliver { tenant: tenant(), delivery: id::<DeliveryId>(6) },
+        Command::Intake { .. } => "intake": Command::Intake { tenant: tenant(), inbound: id::<InboundId>(7) },
     }
 }
 
@@ -182,6 +183,7 @@ fn command_subject(command: &Command) -> String {
         Command::Observed { tenant, run, epoch } => subject::observed(*tenant, *run, *epoch),
         Command::Sealed { tenant, run, epoch } => subject::sealed(*tenant, *run, *epoch),
         Command::Deliver { tenant, delivery } => subject::deliver(*tenant, *delivery),
+        Command::Intake { tenant, inbound } => subject::intake(*tenant, *inbound),
         Command::Unknown => String::new(),
     }
 }

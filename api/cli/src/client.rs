@@ -4,6 +4,7 @@ mod access;
 mod agent;
 mod api;
 mod attach;
+mod channel;
 mod context;
 mod dead;
 mod doctor;
@@ -89,6 +90,11 @@ pub enum ClientCommand {
     /// Define agents.
     #[command(subcommand)]
     Agents(agent::AgentsCommand),
+    /// Channels: where messages come from and results go to
+    #[command(subcommand)]
+    Channel(channel::ChannelCommand),
+    /// Messages that came in, and what became of them
+    Inbound(channel::InboundArguments),
     /// List sessions, or show one.
     Sessions(session::SessionsArgs),
     /// Upload files for runs, and fetch them.
@@ -180,6 +186,8 @@ async fn carry_out(api: &Api, printer: &Printer, command: ClientCommand) -> Resu
         ClientCommand::Redeliver(args) => runs::redeliver(api, printer, args).await,
         ClientCommand::Outputs(args) => outputs::outputs(api, printer, args).await,
         ClientCommand::Agents(command) => agent::agents(api, printer, command).await,
+        ClientCommand::Channel(command) => channel::channel(api, printer, command).await,
+        ClientCommand::Inbound(arguments) => channel::inbound(api, printer, arguments).await,
         ClientCommand::Sessions(args) => session::sessions(api, printer, args).await,
         ClientCommand::Files(command) => file::files(api, printer, command).await,
         ClientCommand::Tokens(command) => access::tokens(api, printer, command).await,

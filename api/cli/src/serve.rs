@@ -58,6 +58,8 @@ pub enum Role {
     Transcript,
     /// Sending results
     Deliver,
+    /// Taking in messages of channels
+    Intake,
 }
 
 /// How often a host says that it is there; one that was silent for 30 s gets no runs.
@@ -135,7 +137,8 @@ async fn work(chassis: &Chassis, roles: &[Role]) -> anyhow::Result<()> {
             Role::Clock => clock(chassis),
             Role::Provision => provision(chassis).await?,
             Role::Transcript => handle(chassis, Sealers::start(chassis).handler()),
-            Role::Deliver => handle(chassis, towpath_delivery::handler()),
+            Role::Deliver => handle(chassis, towpath_delivery::handler(towpath_channel::to_thread())),
+            Role::Intake => handle(chassis, towpath_channel::handler()),
         }
     }
     Ok(())
@@ -152,7 +155,7 @@ fn sweep(chassis: &Chassis, one: Sweep) {
 }
 
 fn clock(chassis: &Chassis) {
-    let timers = towpath_delivery::timers(towpath_run::sweep::timers(Timers::default()));
+    let timers = towpath_channel::timers(towpath_delivery::timers(towpath_run::sweep::timers(Timers::default())));
     let (own, timers) = (chassis.clone(), timers);
     chassis.tasks.keep("timers", move || timer::run(own.clone(), timers.clone(), TIMER_IDLE));
     let of_chassis = [
@@ -167,6 +170,7 @@ fn clock(chassis: &Chassis) {
         towpath_transcript::sweeps(),
         towpath_delivery::sweeps(),
         towpath_file::sweeps(),
+        towpath_channel::sweeps(),
     ];
     for one in of_chassis.into_iter().chain(rooms.into_iter().flatten()) {
         sweep(chassis, one);
@@ -207,6 +211,11 @@ async fn provision(chassis: &Chassis) -> anyhow::Result<()> {
 
 async fn serve(chassis: Chassis, metrics: PrometheusHandle, started: Instant) -> anyhow::Result<()> {
     let listener = TcpListener::bind(chassis.config.listen).await.with_context(|| format!("TOWPATH_LISTEN {}", chassis.config.listen))?;
+    if let Some(address) = chassis.config.mail_listen {
+        let listener = TcpListener::bind(address).await.with_context(|| format!("TOWPATH_MAIL_LISTEN {address}"))?;
+        tracing::info!(listen = %listener.local_addr()?, "taking mail");
+        chassis.tasks.spawn(towpath_api::mail::serve(chassis.clone(), listener));
+    }
     let api = Api::new(chassis.clone(), Some(metrics));
     tracing::info!(listen = %listener.local_addr()?, elapsed_ms = started.elapsed().as_millis(), "serving");
     let stop = chassis.tasks.stopping();

@@ -40,18 +40,20 @@ pub async fn ready(State(api): State<Api>) -> Response {
     (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, Json(body)).into_response()
 }
 
-/// The age of the oldest unpublished command, of the oldest command and frame that JetStream holds, of the oldest delivery that is due.
-async fn oldest(chassis: &Chassis) -> [(String, serde_json::Value); 4] {
+/// The age of the oldest unpublished command, of the oldest command and frame that JetStream holds, of the oldest delivery and of the oldest message that are due.
+async fn oldest(chassis: &Chassis) -> [(String, serde_json::Value); 5] {
     let of_stream = async |name| tokio::time::timeout(LOOK, streams::oldest_s(&chassis.jetstream, name)).await.ok()?.ok();
     let of_rows =
         async |rows: BoxFuture<'_, towpath_chassis::Result<(i64, f64)>>| Some(tokio::time::timeout(LOOK, rows).await.ok()?.ok()?.1);
-    let (outbox, command, frame, delivery) = tokio::join!(
+    let (outbox, command, frame, delivery, message) = tokio::join!(
         of_rows(outbox::waiting(&chassis.db).boxed()),
         of_stream(subject::COMMAND),
         of_stream(subject::OUTPUT),
         of_rows(towpath_delivery::due(&chassis.db).boxed()),
+        of_rows(towpath_channel::due(&chassis.db).boxed()),
     );
-    [("outbox", outbox), ("command", command), ("frame", frame), ("delivery", delivery)].map(|(what, age)| (what.to_owned(), age.into()))
+    [("outbox", outbox), ("command", command), ("frame", frame), ("delivery", delivery), ("message", message)]
+        .map(|(what, age)| (what.to_owned(), age.into()))
 }
 
 async fn look(what: impl Future<Output = towpath_chassis::Result<String>>) -> Result<String, String> {
@@ -70,6 +72,7 @@ pub async fn metrics(State(api): State<Api>) -> Response {
         ("provision", towpath_run::admission::ready(db).await),
         ("transcript", towpath_transcript::unsealed(db).await),
         ("deliver", towpath_delivery::due(db).await),
+        ("intake", towpath_channel::due(db).await),
         ("clock", outbox::waiting(db).await),
     ];
     for (role, found) in ready {

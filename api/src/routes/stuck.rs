@@ -23,6 +23,7 @@ pub(super) async fn all(chassis: &Chassis) -> Result<Vec<Stuck>> {
     all.extend(towpath_sandbox::stuck(db).await?);
     all.extend(towpath_transcript::stuck(db).await?);
     all.extend(towpath_delivery::stuck(db).await?);
+    all.extend(towpath_channel::stuck(db).await?);
     Ok(all)
 }
 

@@ -43,11 +43,12 @@ impl Verdict {
 pub async fn judge(ground: &Ground, load: &Load, weather: &Weather) -> Result<Verdict> {
     let mut verdict = Verdict::default();
     let promises = load.promises.lock().map(|promises| promises.clone()).unwrap_or_default();
-    let posts = load.posts.lock().map(|posts| posts.clone()).unwrap_or_default();
-    let by_run = by_run(&posts);
     verdict.runs = promises.len();
     let known: HashSet<&str> = promises.iter().map(|promise| promise.run.as_str()).collect();
     rest(ground, &known, &mut verdict).await;
+    // What came until everything was at rest.
+    let posts = load.posts.lock().map(|posts| posts.clone()).unwrap_or_default();
+    let by_run = by_run(&posts);
     let there: i64 = ground.world.count("select count(*) from run").await?;
     if there != i64::try_from(known.len())? {
         verdict.doubled.push(format!("{there} runs for {} promises", known.len()));

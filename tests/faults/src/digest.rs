@@ -7,7 +7,7 @@ use towpath_transcript::reader::{self, Cursor, Piece};
 use crate::World;
 
 /// One part: its name, and a query that gives one line of text for each row. Ids stand as whether they are there.
-const PARTS: [(&str, &str); 18] = [
+const PARTS: [(&str, &str); 20] = [
     ("run", "select concat_ws(' ', prompt, state, 'wanted', wanted, 'reason', reason, 'waits', waiting_for, 'epoch', epoch, active, incarnation, starts, restarts,
         exited, exit_code, exit_signal, message, started_at is not null, ended_at is not null) from run order by created_at, id"),
     ("history", "select concat_ws(' ', from_state, to_state, cause, case when actor like 'prn%' then 'person' else actor end, epoch, reason, detail - 'steer')
@@ -27,6 +27,8 @@ const PARTS: [(&str, &str); 18] = [
     ("tenant", "select concat_ws(' ', transcripts_kept_from > 'epoch', outputs_kept_from > 'epoch') from tenant order by created_at"),
     ("object", "select concat_ws(' ', state, count(*)) from object group by state order by state"),
     ("idempotency", "select concat_ws(' ', split_part(route, ' ', 1), key) from idempotency order by route, key"),
+    ("inbound", "select concat_ws(' ', state, reason, raw is not null, run_id is not null, thread_id is not null) from inbound order by created_at, id"),
+    ("thread", "select concat_ws(' ', agent_name, (select count(*) from thread_message where thread_id = thread.id)) from thread order by created_at, id"),
     ("left", "select concat_ws(' ', 'outbox', (select count(*) from outbox), 'attempt', (select count(*) from attempt), 'dead', (select count(*) from dead),
         'timer', (select string_agg(kind, ' ' order by kind) from timer))"),
 ];

@@ -24,6 +24,7 @@ const BATCH: usize = 256;
 const AGE: &str = "update outbox set created_at = created_at - interval '1 hour';
     update lease set until = now() - interval '1 second';
     update delivery set next_attempt_at = now() - interval '1 hour' where state = 'sending' or next_attempt_at <= now();
+    update inbound set next_attempt_at = now() - interval '1 hour' where next_attempt_at is not null;
     update object set created_at = created_at - interval '2 days', unused_at = unused_at - interval '1 hour' where state <> 'live'";
 
 impl World {
@@ -83,11 +84,20 @@ impl World {
         let stray = Command::Deliver { tenant: life.tenant, delivery: DeliveryId::mint() };
         let waits: bool = sqlx::query_scalar("select exists (select 1 from run where state = 'queued')").fetch_one(self.db()).await?;
         let admit = (!waits).then(|| Command::Admit { pool: life::POOL.to_owned() });
-        let messages = [life.sealed(), life.observed(), life.seal(), life.host(), stray].into_iter().chain(admit).chain(deliveries);
+        let inbound = self.inbound().await?;
+        let messages =
+            [life.sealed(), life.observed(), life.seal(), life.host(), stray].into_iter().chain(admit).chain(deliveries).chain(inbound);
         for command in messages {
             self.handle(&self.second, command).await?;
         }
         Ok(())
+    }
+
+    /// A command for every message that came in.
+    pub async fn inbound(&self) -> Result<Vec<Command>> {
+        let rows: Vec<(sqlx::types::Uuid, sqlx::types::Uuid)> =
+            sqlx::query_as("select tenant_id, id from inbound").fetch_all(self.db()).await?;
+        Ok(rows.into_iter().map(|(tenant, inbound)| Command::Intake { tenant: tenant.into(), inbound: inbound.into() }).collect())
     }
 
     /// False for what waits for somebody else.
@@ -96,6 +106,7 @@ impl World {
             Command::Admit { .. } => "admit",
             Command::Observed { .. } | Command::Sealed { .. } => "run",
             Command::Deliver { .. } => "deliver",
+            Command::Intake { .. } => "intake",
             Command::Host { .. } if self.hosted() => "host-local",
             // The sandboxes of this scene are pretended; their host looks when the scene says so.
             Command::Host { .. } => return Ok(false),

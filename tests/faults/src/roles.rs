@@ -8,7 +8,12 @@ use crate::{Process, world::HOST};
 /// All handlers of a process.
 pub fn handlers(process: &Process) -> Vec<Handler> {
     let mut handlers = towpath_run::handlers();
-    handlers.extend([process.sealers.handler(), towpath_delivery::handler(), process.host.handler(HOST)]);
+    handlers.extend([
+        process.sealers.handler(),
+        towpath_delivery::handler(towpath_channel::to_thread()),
+        towpath_channel::handler(),
+        process.host.handler(HOST),
+    ]);
     handlers
 }
 
@@ -31,6 +36,7 @@ pub fn sweeps() -> Vec<Sweep> {
         towpath_transcript::sweeps(),
         towpath_delivery::sweeps(),
         towpath_file::sweeps(),
+        towpath_channel::sweeps(),
     ];
     own.into_iter().chain(rooms.into_iter().flatten()).collect()
 }
@@ -52,7 +58,7 @@ pub fn sweep(process: &Process, name: &str) -> Result<Sweep> {
 
 /// All timers.
 pub fn timers() -> Timers {
-    towpath_delivery::timers(towpath_run::sweep::timers(Timers::default()))
+    towpath_channel::timers(towpath_delivery::timers(towpath_run::sweep::timers(Timers::default())))
 }
 
 /// Every name that a scene must cover: `handler …`, `sweep …`, `timer …`.

@@ -51,6 +51,9 @@ scenes! {
     a_result_is_delivered_under_one_id: "handler deliver", Nobody, never, World::settled,
         async |process: &Process, world: &World, _: &Life| life::handle(process, "deliver", deliveries(world).await?).await;
 
+    a_message_starts_its_run_once: "handler intake", Nobody, never, written,
+        async |process: &Process, world: &World, _: &Life| life::handle(process, "intake", world.inbound().await?).await;
+
     a_stop_that_takes_too_long_settles_once: "timer run_wanted", Nobody, never, World::stopping,
         async |process: &Process, world: &World, life: &Life| fire(process, world, TIMER_WANTED, life.run.to_string()).await;
     a_start_that_takes_too_long_fails_once: "timer run_start", Nobody, by_epoch, World::created,
@@ -63,6 +66,7 @@ scenes! {
         async |process: &Process, world: &World, life: &Life| fire(process, world, TIMER_DEADLINE, life.run.to_string()).await;
     a_run_that_works_too_long_is_stopped_once: "timer run_max", Nobody, never, World::running,
         async |process: &Process, world: &World, life: &Life| fire(process, world, TIMER_MAX, life.run.to_string()).await;
+    a_message_is_tried_again_once: "timer intake", Nobody, never, written, next_intake;
     a_next_attempt_comes_once: "timer deliver", Nobody, never, World::settled, next_attempt;
 
     a_pool_with_room_is_filled_by_the_sweep: "sweep pools with room", Nobody, never, World::accepted, pools_with_room;
@@ -72,6 +76,10 @@ scenes! {
         async |process: &Process, _: &World, _: &Life| sweep(process, "unattended transcripts").await;
     a_missed_delivery_is_found_by_the_sweep: "sweep missed deliveries", Nobody, never, missed,
         async |process: &Process, _: &World, _: &Life| sweep(process, "missed deliveries").await;
+    a_missed_message_is_found_by_the_sweep: "sweep missed messages", Nobody, never, written_long_ago,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "missed messages").await;
+    a_message_loses_its_bytes_when_it_is_old: "sweep old messages", Owner, never, taken_long_ago,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "old messages").await;
     an_unfinished_object_is_deleted_by_the_sweep: "sweep unfinished objects", Nobody, never, half_written,
         async |process: &Process, _: &World, _: &Life| sweep(process, "unfinished objects").await;
     a_vanished_sandbox_is_found_by_the_sweep: "sweep sandboxes of this host", Nobody, never, vanished,
@@ -231,6 +239,42 @@ async fn missed(world: &World) -> Result<Life> {
     let life = world.settled().await?;
     sqlx::query("update delivery set next_attempt_at = now() - interval '1 hour'").execute(world.db()).await?;
     Ok(life)
+}
+
+/// A mail that came in, of a channel whose mail server is away.
+async fn written(world: &World) -> Result<Life> {
+    let life = world.ready().await?;
+    let chassis = &world.first.chassis;
+    let definition = serde_json::json!({
+        "name": "mail", "agent": "worker", "access": "public",
+        "mail": { "addresses": ["worker@example.org"], "smtp": { "host": "127.0.0.1", "port": 9, "tls": "none" } },
+    });
+    let (channel, _) = towpath_channel::put(chassis, life.tenant, serde_json::from_value(definition)?).await?;
+    let envelope = towpath_channel::Envelope { from: "ann@example.org".to_owned(), to: vec!["worker@example.org".to_owned()] };
+    let mail = b"From: ann@example.org\r\nMessage-ID: <1@example.org>\r\nSubject: hi\r\n\r\nwork\r\n";
+    towpath_channel::receive(chassis, channel.id, &envelope, mail).await?;
+    Ok(life)
+}
+
+async fn written_long_ago(world: &World) -> Result<Life> {
+    let life = written(world).await?;
+    sqlx::query("update inbound set next_attempt_at = now() - interval '1 hour'").execute(world.db()).await?;
+    Ok(life)
+}
+
+async fn taken_long_ago(world: &World) -> Result<Life> {
+    let life = written(world).await?;
+    life::handle(&world.first, "intake", world.inbound().await?).await?;
+    sqlx::query("update inbound set created_at = now() - interval '20 days'").execute(world.db()).await?;
+    Ok(life)
+}
+
+async fn next_intake(process: &Process, world: &World, _: &Life) -> Result<()> {
+    let ids: Vec<sqlx::types::Uuid> = sqlx::query_scalar("select id from inbound").fetch_all(world.db()).await?;
+    for id in ids {
+        fire(process, world, "intake", towpath_schemas::InboundId::from(id).to_string()).await?;
+    }
+    Ok(())
 }
 
 async fn half_written(world: &World) -> Result<Life> {

@@ -7,7 +7,7 @@ use stage::wait_for;
 use towpath_journeys::{Ground, SOON, World};
 
 /// What makes each kind of stuck things, in a world with one run that works and one that has a delivery.
-const MADE: [(&str, &str); 12] = [
+const MADE: [(&str, &str); 14] = [
     ("unpublished_commands", "insert into outbox (subject, body, created_at) values ('command.none', '{}', now() - interval '1 minute')"),
     ("overdue_timers", "insert into timer (kind, key, due_at) values ('of a newer release', 'x', now() - interval '2 minutes')"),
     ("dead_letters", "insert into dead (role, subject, body, reason, attempts) values ('x', 'x', '{}', 'x', 20)"),
@@ -24,6 +24,10 @@ const MADE: [(&str, &str); 12] = [
     ("ended_runs_that_hold_something", "update run set active = true, ended_at = now() - interval '20 minutes' where state = 'succeeded'"),
     ("deliveries_overdue", "update delivery set state = 'pending', ended_at = null, next_attempt_at = now() - interval '5 minutes'"),
     ("deliveries_given_up", "update delivery set state = 'dead', ended_at = now(), next_attempt_at = null"),
+    ("messages_overdue", "insert into channel (id, tenant_id, name, definition, principal_id) select gen_random_uuid(), tenant_id, 'mail', '{}', id from principal limit 1;
+        insert into inbound (id, tenant_id, channel_id, delivery_key, message_key, envelope, raw, state, next_attempt_at, created_at)
+            select gen_random_uuid(), tenant_id, id, 'x', 'x', '{}', 'x', 'received', now(), now() - interval '1 hour' from channel"),
+    ("messages_given_up", "update inbound set state = 'dead', next_attempt_at = null, handled_at = now()"),
 ];
 
 #[tokio::test]

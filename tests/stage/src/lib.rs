@@ -2,6 +2,7 @@
 
 mod http;
 mod keeper;
+pub mod mail;
 mod nats;
 mod port;
 mod postgres;

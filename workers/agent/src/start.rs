@@ -7,6 +7,7 @@ use towpath_chassis::{
     group::{Group, Lanes},
     idempotency::{self, Claim, Claimed, Key},
 };
+use towpath_delivery::TargetKind;
 use towpath_run::{
     Deadline, NewRow, TargetRow,
     accept::{Accept, Accepted, accept},
@@ -15,7 +16,7 @@ use towpath_schemas::{
     ErrorCode, Problem,
     agent::{AgentDefinition, Backend, Mode, OnLost},
     body::{NewRun, Rerun, Target, WebhookTarget},
-    id::{FileId, PrincipalId, RunId, SessionId, TenantId},
+    id::{FileId, PrincipalId, RunId, SessionId, TenantId, ThreadId},
     limit::{FILES_PER_RUN, LABEL_BYTES, LABELS_PER_RUN, PROMPT_BYTES, TARGETS_PER_RUN},
 };
 
@@ -40,6 +41,7 @@ pub struct Start {
     session: SessionId,
     secrets: Vec<Option<Vec<u8>>>,
     deadline: Option<Deadline>,
+    thread: Option<ThreadId>,
 }
 
 /// The run that a request made.
@@ -101,7 +103,14 @@ impl Start {
             secrets.push(webhook.secret.as_ref().map(|secret| chassis.secrets.seal(&place, secret.as_bytes())).transpose()?);
         }
         let session = request.session.unwrap_or_else(SessionId::mint);
-        Ok(Self { tenant, principal, request, key, traceparent, run, session, secrets, deadline })
+        Ok(Self { tenant, principal, request, key, traceparent, run, session, secrets, deadline, thread: None })
+    }
+
+    /// A run that a message of a thread asks for: its ids are the caller's, so that asking twice starts one, and its result goes to the thread. The request
+    /// names no targets of its own.
+    pub fn for_thread(self, run: RunId, thread: ThreadId) -> Self {
+        let session = self.request.session.unwrap_or(SessionId(thread.uuid()));
+        Self { run, session, thread: Some(thread), ..self }
     }
 
     fn mode(&self, definition: &AgentDefinition) -> Mode {
@@ -142,6 +151,14 @@ impl Start {
             deadline: self.deadline,
             traceparent: self.traceparent.clone(),
         };
+        let to_thread = self.thread.map(|thread| TargetRow {
+            run: self.run,
+            n: place_of(self.request.deliver.len()),
+            tenant: self.tenant,
+            kind: TargetKind::Thread,
+            url: thread.to_string(),
+            secret: None,
+        });
         let targets = self
             .request
             .deliver
@@ -152,9 +169,11 @@ impl Start {
                 run: self.run,
                 n: place_of(n),
                 tenant: self.tenant,
+                kind: TargetKind::Webhook,
                 url: webhook.url.clone(),
                 secret: secret.clone(),
             })
+            .chain(to_thread)
             .collect();
         Ok(Accept { row, targets, files: self.request.files.clone() })
     }
@@ -185,7 +204,8 @@ pub async fn again(chassis: &Chassis, tenant: TenantId, run: RunId, change: Reru
     let earlier = towpath_run::view::run(&chassis.db, tenant, run).await?;
     let mut connection = chassis.db.acquire().await?;
     let targets = towpath_run::targets(&mut connection, &[run]).await?;
-    let deliver = targets.into_iter().map(|target| {
+    // A thread is answered once, for the message that came from it.
+    let deliver = targets.into_iter().filter(|target| target.kind == TargetKind::Webhook).map(|target| {
         let place = towpath_delivery::secret_place(run, target.n);
         let secret = target.secret.map(|sealed| chassis.secrets.unseal(&place, &sealed)).transpose()?;
         let secret =

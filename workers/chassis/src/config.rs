@@ -29,6 +29,8 @@ pub struct Config {
     pub master_keys: Vec<Hidden>,
     /// Where the API and the gateway listen.
     pub listen: SocketAddr,
+    /// Where the API takes mail, by LMTP or SMTP; nowhere when absent.
+    pub mail_listen: Option<SocketAddr>,
     /// Sandboxes, spools and workspaces of this host.
     pub state_dir: PathBuf,
     /// The name of this host; its sandboxes and workspaces are nobody else's.
@@ -160,6 +162,7 @@ impl Config {
             },
             master_keys: read.need("TOWPATH_MASTER_KEY")?.split(',').map(|key| Hidden(key.trim().to_owned())).collect(),
             listen: read.parse("TOWPATH_LISTEN", SocketAddr::from(([127, 0, 0, 1], 7800)))?,
+            mail_listen: read.optional("TOWPATH_MAIL_LISTEN")?,
             state_dir: PathBuf::from(read.text("TOWPATH_STATE_DIR", ".towpath")),
             host: read.text("TOWPATH_HOST", "local"),
             slots: read.parse("TOWPATH_SLOTS", 8)?,

@@ -42,6 +42,7 @@ pub fn subject_of(command: &Command) -> Option<String> {
         Command::Observed { tenant, run, epoch } => subject::observed(*tenant, *run, *epoch),
         Command::Sealed { tenant, run, epoch } => subject::sealed(*tenant, *run, *epoch),
         Command::Deliver { tenant, delivery } => subject::deliver(*tenant, *delivery),
+        Command::Intake { tenant, inbound } => subject::intake(*tenant, *inbound),
         Command::Unknown => return None,
     })
 }

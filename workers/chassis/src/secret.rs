@@ -14,6 +14,8 @@ use crate::{Error, Result, config::Hidden};
 
 const NONCE_BYTES: usize = 24;
 const KEY_ID_BYTES: usize = 4;
+/// Eight bytes are 2^64 guesses, each of them a whole mail.
+const MARK_BYTES: usize = 8;
 
 pub struct Secrets(Vec<MasterKey>);
 
@@ -63,23 +65,43 @@ impl Secrets {
 
     /// The token that a sandbox's first hello carries. Derived, so that making it twice makes the same one.
     pub fn sandbox_token(&self, run: RunId, epoch: i32) -> String {
-        hex::encode(self.0[0].sandbox_mac(run, epoch))
+        hex::encode(self.0[0].mac(&sandbox(run, epoch)))
     }
 
     /// Constant time in the token.
     pub fn is_sandbox_token(&self, run: RunId, epoch: i32, token: &str) -> bool {
         let Ok(given) = hex::decode(token) else { return false };
-        self.0.iter().any(|key| bool::from(key.sandbox_mac(run, epoch).as_slice().ct_eq(&given)))
+        self.0.iter().any(|key| bool::from(key.mac(&sandbox(run, epoch)).as_slice().ct_eq(&given)))
+    }
+}
+
+fn sandbox(run: RunId, epoch: i32) -> String {
+    format!("sandbox {run} {epoch}")
+}
+
+impl Secrets {
+    /// Proof that we gave out `what`: eight bytes of an HMAC in hex, short enough for the local part of a mail address.
+    pub fn mark(&self, what: &str) -> String {
+        self.0[0].short_mark(what)
+    }
+
+    /// Constant time in the mark.
+    pub fn is_mark(&self, what: &str, mark: &str) -> bool {
+        self.0.iter().any(|key| same(key.short_mark(what).as_bytes(), mark.as_bytes()))
     }
 }
 
 impl MasterKey {
-    fn sandbox_mac(&self, run: RunId, epoch: i32) -> Vec<u8> {
+    fn short_mark(&self, what: &str) -> String {
+        hex::encode(&self.mac(&format!("mark {what}"))[..MARK_BYTES])
+    }
+
+    fn mac(&self, text: &str) -> Vec<u8> {
         let mut mac = match Hmac::<Sha256>::new_from_slice(&self.bytes) {
             Ok(mac) => mac,
             Err(_) => unreachable!("HMAC takes keys of any length"),
         };
-        mac.update(format!("sandbox {run} {epoch}").as_bytes());
+        mac.update(text.as_bytes());
         mac.finalize().into_bytes().to_vec()
     }
 }

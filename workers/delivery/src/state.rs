@@ -28,6 +28,10 @@ pub enum Answer {
     NotSent(String),
     /// It may have been received: no answer came.
     NoAnswer(String),
+    /// The receiver took it.
+    Taken(String),
+    /// The receiver will not take it now, and says so.
+    NotTaken(String),
     /// It may never be sent: an address that is refused, a secret that does not open.
     Refused(String),
 }
@@ -47,11 +51,11 @@ pub enum Next {
 /// `attempts` counts the one that just ended.
 pub fn next(attempts: i32, answer: &Answer) -> Next {
     let (unknown, asked) = match answer {
-        Answer::Status { status: 200..=299, .. } => return Next::Delivered,
+        Answer::Status { status: 200..=299, .. } | Answer::Taken(_) => return Next::Delivered,
         // The receiver is gone and says so.
         Answer::Status { status: 410, .. } | Answer::Refused(_) => return Next::Dead,
         Answer::Status { retry_after, .. } => (false, *retry_after),
-        Answer::NotSent(_) => (false, None),
+        Answer::NotSent(_) | Answer::NotTaken(_) => (false, None),
         Answer::NoAnswer(_) => (true, None),
     };
     match usize::try_from(attempts - 1).ok().and_then(|done| WAITS.get(done)).map(|wait| clock::scaled(*wait)) {
@@ -67,6 +71,7 @@ pub fn words(answer: &Answer) -> String {
         Answer::Status { status: status @ 300..=399, .. } => format!("HTTP {status}: redirects are not followed"),
         Answer::Status { status, .. } => format!("HTTP {status}"),
         Answer::NotSent(why) => format!("not sent: {why}"),
+        Answer::Taken(words) | Answer::NotTaken(words) => words.clone(),
         Answer::NoAnswer(why) => format!("no answer: {why}"),
         Answer::Refused(why) => format!("refused: {why}"),
     }

@@ -45,6 +45,33 @@ impl About {
     }
 }
 
+/// What a target is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetKind {
+    Webhook,
+    /// A thread of a channel.
+    Thread,
+}
+
+impl TargetKind {
+    /// The word in the row.
+    pub fn word(self) -> &'static str {
+        match self {
+            TargetKind::Webhook => "webhook",
+            TargetKind::Thread => "thread",
+        }
+    }
+
+    fn words() -> Vec<String> {
+        [TargetKind::Webhook, TargetKind::Thread].map(|kind| kind.word().to_owned()).into()
+    }
+
+    /// None for a kind that a newer release knows.
+    pub fn of(word: &str) -> Option<Self> {
+        [TargetKind::Webhook, TargetKind::Thread].into_iter().find(|kind| kind.word() == word)
+    }
+}
+
 /// One result or notice owed to one target.
 #[derive(Debug, Clone)]
 pub struct Owed {
@@ -53,6 +80,7 @@ pub struct Owed {
     /// The target's place among the run's; (run, n, about) is owed once.
     pub n: i32,
     pub about: About,
+    pub kind: TargetKind,
     pub url: String,
     pub secret: Option<Vec<u8>>,
     pub body: serde_json::Value,
@@ -63,8 +91,10 @@ pub struct Owed {
 #[derive(Debug, Clone)]
 pub struct Due {
     pub id: DeliveryId,
+    pub tenant: TenantId,
     pub run: RunId,
     pub n: i32,
+    pub kind: TargetKind,
     pub target: String,
     pub secret: Option<Vec<u8>>,
     pub body: serde_json::Value,
@@ -80,7 +110,7 @@ pub async fn create(work: &mut Work, owed: &[Owed]) -> Result<()> {
     for owed in owed {
         let created = sqlx::query_scalar!(
             "insert into delivery (id, tenant_id, run_id, n, about, kind, target, secret, body, state, next_attempt_at, traceparent)
-             values ($1, $2, $3, $4, $9, 'webhook', $5, $6, $7, 'pending', now(), $8) on conflict (run_id, n, about) do nothing returning id",
+             values ($1, $2, $3, $4, $9, $10, $5, $6, $7, 'pending', now(), $8) on conflict (run_id, n, about) do nothing returning id",
             DeliveryId::mint().uuid(),
             owed.tenant.uuid(),
             owed.run.uuid(),
@@ -89,7 +119,8 @@ pub async fn create(work: &mut Work, owed: &[Owed]) -> Result<()> {
             owed.secret,
             owed.body,
             owed.traceparent,
-            owed.about.word()
+            owed.about.word(),
+            owed.kind.word()
         )
         .fetch_optional(work.db())
         .await?;
@@ -105,28 +136,32 @@ pub(crate) async fn claim(work: &mut Work, ids: &[DeliveryId]) -> Result<Vec<Due
     let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
     let rows = sqlx::query!(
         r#"update delivery set state = 'sending', attempts = attempts + 1, claim = claim + 1, next_attempt_at = now() + make_interval(secs => $2)
-           where id in (select id from delivery where id = any($1) and next_attempt_at <= now() order by id for update skip locked)
-           returning id, run_id, n, target, secret, body as "body!", attempts, claim, traceparent, now() as "claimed_at!""#,
+           where id in (select id from delivery where id = any($1) and next_attempt_at <= now() and kind = any($3) order by id for update skip locked)
+           returning id, run_id, tenant_id, n, kind, target, secret, body as "body!", attempts, claim, traceparent, now() as "claimed_at!""#,
         &ids,
-        clock::scaled(CLAIM).as_secs_f64()
+        clock::scaled(CLAIM).as_secs_f64(),
+        &TargetKind::words()
     )
     .fetch_all(work.db())
     .await?;
-    Ok(rows
-        .into_iter()
-        .map(|row| Due {
-            id: row.id.into(),
-            run: row.run_id.into(),
-            n: row.n,
-            target: row.target,
-            secret: row.secret,
-            body: row.body,
-            attempts: row.attempts,
-            claim: row.claim,
-            traceparent: row.traceparent,
-            claimed_at: row.claimed_at,
+    rows.into_iter()
+        .map(|row| {
+            Ok(Due {
+                id: row.id.into(),
+                tenant: row.tenant_id.into(),
+                run: row.run_id.into(),
+                n: row.n,
+                kind: TargetKind::of(&row.kind).ok_or_else(|| Error::broken(format!("delivery: kind `{}`", row.kind)))?,
+                target: row.target,
+                secret: row.secret,
+                body: row.body,
+                attempts: row.attempts,
+                claim: row.claim,
+                traceparent: row.traceparent,
+                claimed_at: row.claimed_at,
+            })
         })
-        .collect())
+        .collect()
 }
 
 /// Records what came of an attempt, unless the delivery was claimed anew meanwhile. A late answer of 2xx still counts: it did arrive.
@@ -227,6 +262,19 @@ pub async fn due(db: &PgPool) -> Result<(i64, f64)> {
     .fetch_one(db)
     .await?;
     Ok((row.count, row.age))
+}
+
+/// A delivery came back after it had been taken: it did not arrive after all, and its owner reads why.
+pub async fn bounced(work: &mut Work, tenant: TenantId, delivery: DeliveryId, answer: &str) -> Result<bool> {
+    let done = sqlx::query!(
+        "update delivery set state = 'dead', answer = $3, next_attempt_at = null, ended_at = coalesce(ended_at, now()), secret = null where id = $1 and tenant_id = $2",
+        delivery.uuid(),
+        tenant.uuid(),
+        answer
+    )
+    .execute(work.db())
+    .await?;
+    Ok(done.rows_affected() == 1)
 }
 
 /// Forgets what was owed for removed runs.

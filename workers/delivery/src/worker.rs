@@ -1,8 +1,8 @@
 //! A command came: send what is due. The claim is committed before the request, the answer after it; no transaction is open meanwhile.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use futures::{StreamExt, stream};
+use futures::{StreamExt, future::BoxFuture, stream};
 use towpath_chassis::{
     Chassis, Result,
     consume::{Handler, Outcome},
@@ -12,9 +12,9 @@ use towpath_schemas::{command::Command, id::DeliveryId, subject};
 use tracing::Instrument;
 
 use crate::{
-    state::{Next, next, words},
+    state::{Answer, Next, next, words},
     sweep::TIMER,
-    table::{self, Due},
+    table::{self, Due, TargetKind},
     webhook,
 };
 
@@ -23,11 +23,14 @@ const AT_A_TIME: usize = 32;
 /// Wait of those that did not fit.
 const AGAIN: Duration = Duration::from_millis(200);
 
-pub fn handler() -> Handler {
-    Handler::new("deliver", subject::DELIVER_ALL, handle)
+/// One attempt at a thread, made by the room that knows channels.
+pub type ToThread = Arc<dyn Fn(Chassis, Due) -> BoxFuture<'static, Result<Answer>> + Send + Sync>;
+
+pub fn handler(to_thread: ToThread) -> Handler {
+    Handler::new("deliver", subject::DELIVER_ALL, move |chassis, batch| handle(chassis, batch, to_thread.clone()))
 }
 
-async fn handle(chassis: Chassis, batch: Vec<Command>) -> Result<Vec<Outcome>> {
+async fn handle(chassis: Chassis, batch: Vec<Command>, to_thread: ToThread) -> Result<Vec<Outcome>> {
     let ids: Vec<DeliveryId> = batch
         .iter()
         .filter_map(|command| match command {
@@ -37,6 +40,7 @@ async fn handle(chassis: Chassis, batch: Vec<Command>) -> Result<Vec<Outcome>> {
             | Command::Seal { .. }
             | Command::Observed { .. }
             | Command::Sealed { .. }
+            | Command::Intake { .. }
             | Command::Unknown => None,
         })
         .collect();
@@ -45,7 +49,8 @@ async fn handle(chassis: Chassis, batch: Vec<Command>) -> Result<Vec<Outcome>> {
     let mut work = chassis.begin().await?;
     let due = table::claim(&mut work, now).await?;
     work.commit().await?;
-    let results: Vec<Result<()>> = stream::iter(due).map(|due| send(chassis.clone(), due)).buffer_unordered(AT_A_TIME).collect().await;
+    let results: Vec<Result<()>> =
+        stream::iter(due).map(|due| send(chassis.clone(), due, &to_thread)).buffer_unordered(AT_A_TIME).collect().await;
     for result in results {
         // A claim whose answer was not recorded is due again by itself.
         if let Err(error) = result {
@@ -55,10 +60,13 @@ async fn handle(chassis: Chassis, batch: Vec<Command>) -> Result<Vec<Outcome>> {
     Ok((0..batch.len()).map(|index| if index < now.len() { Outcome::Done } else { Outcome::Later(AGAIN) }).collect())
 }
 
-async fn send(chassis: Chassis, due: Due) -> Result<()> {
+async fn send(chassis: Chassis, due: Due, to_thread: &ToThread) -> Result<()> {
     let span = telemetry::span_from("deliver", due.traceparent.as_deref());
     async move {
-        let answer = webhook::attempt(&chassis, &due).await?;
+        let answer = match due.kind {
+            TargetKind::Webhook => webhook::attempt(&chassis, &due).await?,
+            TargetKind::Thread => to_thread(chassis.clone(), due.clone()).await?,
+        };
         let next = next(due.attempts, &answer);
         let words = words(&answer);
         let mut work = chassis.begin().await?;

@@ -15,5 +15,5 @@ pub mod view;
 mod worker;
 
 pub use stuck::stuck;
-pub use table::{Deadline, NewRow, TargetRow, existing, targets};
+pub use table::{Deadline, NewRow, TargetRow, existing, live_run, targets};
 pub use worker::handlers;

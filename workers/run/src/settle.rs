@@ -23,6 +23,7 @@ pub(crate) async fn owe(work: &mut Work, runs: &[RunId], about: About) -> Result
                 run,
                 n: target.n,
                 about,
+                kind: target.kind,
                 url: target.url.clone(),
                 secret: target.secret.clone(),
                 body: body.clone(),

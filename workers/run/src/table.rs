@@ -5,6 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgPool};
 use towpath_chassis::{Error, Result, Work};
+use towpath_delivery::TargetKind;
 use towpath_schemas::{
     body::RunState,
     guest::Exit,
@@ -370,6 +371,8 @@ pub struct TargetRow {
     pub run: RunId,
     pub n: i32,
     pub tenant: TenantId,
+    pub kind: TargetKind,
+    /// A thread's id when it is one.
     pub url: String,
     pub secret: Option<Vec<u8>>,
 }
@@ -381,17 +384,19 @@ pub(crate) async fn insert_targets(work: &mut Work, rows: &[TargetRow]) -> Resul
     let runs: Vec<Uuid> = rows.iter().map(|row| row.run.uuid()).collect();
     let places: Vec<i32> = rows.iter().map(|row| row.n).collect();
     let tenants: Vec<Uuid> = rows.iter().map(|row| row.tenant.uuid()).collect();
+    let kinds: Vec<String> = rows.iter().map(|row| row.kind.word().to_owned()).collect();
     let urls: Vec<String> = rows.iter().map(|row| row.url.clone()).collect();
     let secrets: Vec<Option<Vec<u8>>> = rows.iter().map(|row| row.secret.clone()).collect();
     sqlx::query!(
         "insert into run_target (run_id, n, tenant_id, kind, url, secret)
-         select run_id, n, tenant_id, 'webhook', url, secret from unnest($1::uuid[], $2::int[], $3::uuid[], $4::text[], $5::bytea[]) as t (run_id, n, tenant_id, url, secret)
+         select * from unnest($1::uuid[], $2::int[], $3::uuid[], $6::text[], $4::text[], $5::bytea[])
          on conflict do nothing",
         &runs,
         &places,
         &tenants,
         &urls,
-        &secrets as &[Option<Vec<u8>>]
+        &secrets as &[Option<Vec<u8>>],
+        &kinds
     )
     .execute(work.db())
     .await?;
@@ -401,13 +406,22 @@ pub(crate) async fn insert_targets(work: &mut Work, rows: &[TargetRow]) -> Resul
 /// Where the results of these runs go.
 pub async fn targets(db: &mut PgConnection, runs: &[RunId]) -> Result<Vec<TargetRow>> {
     let ids: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();
-    let rows = sqlx::query!("select run_id, n, tenant_id, url, secret from run_target where run_id = any($1) order by run_id, n", &ids)
-        .fetch_all(db)
-        .await?;
-    Ok(rows
-        .into_iter()
-        .map(|row| TargetRow { run: row.run_id.into(), n: row.n, tenant: row.tenant_id.into(), url: row.url, secret: row.secret })
-        .collect())
+    let rows =
+        sqlx::query!("select run_id, n, tenant_id, kind, url, secret from run_target where run_id = any($1) order by run_id, n", &ids)
+            .fetch_all(db)
+            .await?;
+    rows.into_iter()
+        .map(|row| {
+            Ok(TargetRow {
+                run: row.run_id.into(),
+                n: row.n,
+                tenant: row.tenant_id.into(),
+                kind: TargetKind::of(&row.kind).ok_or_else(|| Error::broken(format!("run_target: kind `{}`", row.kind)))?,
+                url: row.url,
+                secret: row.secret,
+            })
+        })
+        .collect()
 }
 
 /// A step of the start.

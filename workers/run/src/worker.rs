@@ -40,7 +40,12 @@ async fn facts(chassis: Chassis, batch: Vec<Command>) -> Result<Vec<Outcome>> {
         match command {
             Command::Observed { run, epoch, .. } => observed.push((*run, *epoch)),
             Command::Sealed { run, epoch, .. } => sealed.push((*run, *epoch)),
-            Command::Admit { .. } | Command::Host { .. } | Command::Seal { .. } | Command::Deliver { .. } | Command::Unknown => {}
+            Command::Admit { .. }
+            | Command::Host { .. }
+            | Command::Seal { .. }
+            | Command::Deliver { .. }
+            | Command::Intake { .. }
+            | Command::Unknown => {}
         }
     }
     take_facts(&chassis, &observed, &sealed).await?;
