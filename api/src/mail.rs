@@ -14,8 +14,8 @@ use towpath_channel::Envelope;
 use towpath_chassis::{Chassis, Error};
 use towpath_schemas::{ErrorCode, id::ChannelId, limit::INBOUND_BYTES};
 
-/// Connections at a time.
-const CONNECTIONS: usize = 200;
+/// Connections at a time; each may hold a whole mail.
+const CONNECTIONS: usize = 40;
 /// Silence after which a connection is closed (RFC 5321, 4.5.3.2: at least five minutes).
 const SILENCE: Duration = Duration::from_secs(300);
 /// Bytes of a command line.
@@ -203,6 +203,7 @@ impl Connection {
                 Ok(raw) => match towpath_channel::receive(&self.chassis, channel, &envelope, raw).await {
                     Ok(_) => "250 2.6.0 kept".to_owned(),
                     Err(Error::Refused(problem)) if problem.code == ErrorCode::TooLarge.code() => format!("552 5.3.4 {}", problem.detail),
+                    Err(Error::Refused(problem)) if problem.code == ErrorCode::NotFound.code() => format!("550 5.1.1 {}", problem.detail),
                     Err(error) => {
                         tracing::warn!(error = error.chain(), "a mail cannot be kept now");
                         "451 4.3.0 it cannot be kept now, bring it again".to_owned()
@@ -219,7 +220,11 @@ impl Connection {
                 self.stream.get_mut().write_all(format!("{answer}\r\n").as_bytes()).await?;
             }
         } else {
-            let worst = answers.iter().map(|(_, answer)| answer).max_by_key(|answer| answer.starts_with('4')).cloned();
+            let worst = answers
+                .iter()
+                .map(|(_, answer)| answer)
+                .max_by_key(|answer| ["2", "5", "4"].iter().position(|class| answer.starts_with(class)))
+                .cloned();
             self.say(&worst.unwrap_or_else(|| "451 4.3.0 bring it again".to_owned())).await?;
         }
         Ok(true)

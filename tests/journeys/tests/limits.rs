@@ -32,15 +32,24 @@ async fn a_run_ends_at_its_maximum_and_at_its_deadline_working_or_waiting() -> R
     let long = world.run("sleeper", &json!("x")).await?;
     let ended = world.ended(&long).await?;
     ensure!(ended["state"] == "timed_out" && ended["reason"] == "maximum", "{ended}");
-    let working = world.start_run(json!({ "agent": "free", "prompt": "x", "deadline": "2s" })).await?;
-    ensure!(world.get(&format!("/v1/runs/{working}")).await?["deadline"].is_string(), "no deadline is told");
-    world.until(&working, SOON, |value| value["state"] == "running").await?;
+    // While somebody else has the only slot.
+    let holder = world.run("free", &json!("x")).await?;
+    world.until(&holder, SOON, |value| value["state"] == "running").await?;
     let waiting = world.start_run(json!({ "agent": "free", "prompt": "x", "deadline": "1s" })).await?;
+    ensure!(world.get(&format!("/v1/runs/{waiting}")).await?["deadline"].is_string(), "no deadline is told");
     let late = world.start_run(json!({ "agent": "free", "prompt": "x", "deadline": "2020-01-01T00:00:00Z" })).await?;
-    for (run, epoch) in [(working, 1), (waiting, 0), (late, 0)] {
-        let ended = world.ended(&run).await?;
+    let at_its_deadline = async |run: &str, epoch: i64| -> Result<()> {
+        let ended = world.ended(run).await?;
         ensure!(ended["state"] == "timed_out" && ended["reason"] == "deadline" && ended["epoch"] == epoch, "{ended}");
-    }
+        Ok(())
+    };
+    at_its_deadline(&waiting, 0).await?;
+    at_its_deadline(&late, 0).await?;
+    world.call(Method::POST, &format!("/v1/runs/{holder}/cancel"), None).await?;
+    world.ended(&holder).await?;
+    let working = world.start_run(json!({ "agent": "free", "prompt": "x", "deadline": "5s" })).await?;
+    world.until(&working, SOON, |value| value["state"] == "running").await?;
+    at_its_deadline(&working, 1).await?;
     for bad in ["soon", "0s", "400d"] {
         let (status, problem) =
             world.call(Method::POST, "/v1/runs", Some(&json!({ "agent": "free", "prompt": "x", "deadline": bad }))).await?;

@@ -248,6 +248,17 @@ async fn forged_automatic_looping_and_bombed_mails_start_nothing_and_say_why() -
         states.push(town.inbound(&format!("l{n}@people.test")).await?);
     }
     ensure!(states[1]["state"] == "refused" && states[2]["state"] == "refused", "{states:?}");
+    // Two mails that each claim to answer the other do not wait for each other.
+    town.letter("m1@people.test", "Subject: x\r\nIn-Reply-To: <m2@people.test>\r\n", "1").await?;
+    town.letter("m2@people.test", "Subject: x\r\nIn-Reply-To: <m1@people.test>\r\n", "2").await?;
+    for id in ["m1@people.test", "m2@people.test"] {
+        let taken = town.inbound(id).await?;
+        ensure!(taken["state"] == "started" || taken["state"] == "steered", "{taken}");
+    }
+    // A word that stops a run starts none.
+    town.world.ended(town.inbound("c2@people.test").await?["run"].as_str().context("run")?).await?;
+    town.letter("s1@people.test", "Subject: x\r\nIn-Reply-To: <c2@people.test>\r\n", "Stop").await?;
+    ensure!(town.inbound("s1@people.test").await?["state"] == "ignored", "`stop` started a run");
     // What was refused can be taken in once its cause is mended.
     town.channel(json!({})).await?;
     let replay = format!("/v1/inbound/{}/replay", states[1]["id"].as_str().context("id")?);

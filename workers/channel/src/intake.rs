@@ -247,6 +247,8 @@ async fn come(
                 Err(error) => Err(error),
             }
         }
+        // Also what an earlier attempt had stopped.
+        None if is_stop(&mail.text) && !first => Ok(Outcome::Ignored("stop: no run of the thread is live".to_owned())),
         None => {
             let (prompt, attachments) = prompt(mail, first, PROMPT_BYTES);
             let files = keep(chassis, claimed, principal, &attachments).await?;

@@ -203,8 +203,21 @@ pub async fn keep(chassis: &Chassis, incoming: &Incoming<'_>) -> Result<bool> {
     if let Some(tenant) = kept {
         work.command(Command::Intake { tenant: tenant.into(), inbound: id });
         work.commit().await?;
+        return Ok(true);
     }
-    Ok(kept.is_some())
+    let known = sqlx::query_scalar!(
+        r#"select exists (select 1 from inbound where channel_id = $1 and (delivery_key = $2 or message_key = $3)) as "known!""#,
+        incoming.channel.uuid(),
+        incoming.delivery_key,
+        incoming.message_key
+    )
+    .fetch_one(work.db())
+    .await?;
+    // Nothing was kept of a message to a channel that was deleted meanwhile, and nobody may believe so.
+    if !known {
+        return Err(Error::refused(ErrorCode::NotFound, format!("there is no channel {}", incoming.channel)));
+    }
+    Ok(false)
 }
 
 /// A message that is being taken in.
@@ -311,7 +324,8 @@ pub(crate) async fn place(work: &mut Work, claimed: &Claimed, placing: &Placing<
         Some(thread) => thread,
         None => {
             let is_open = sqlx::query_scalar!(
-                r#"select exists (select 1 from inbound where channel_id = $1 and message_key = any($2) and next_attempt_at is not null and id <> $3) as "open!""#,
+                r#"select exists (select 1 from inbound where channel_id = $1 and message_key = any($2) and next_attempt_at is not null
+                       and (created_at, id) < (select created_at, id from inbound where id = $3)) as "open!""#,
                 channel,
                 placing.parents,
                 id
