@@ -24,6 +24,8 @@ use crate::{
 
 /// Payload bytes at which a chunk is sealed.
 const CHUNK_BYTES: usize = 256 * 1024;
+/// A capped record is kept and dropped by whole pieces: none is larger than this part of it, or its head would leave no room for its tail.
+const PIECES: u64 = 16;
 const SILENCE: Duration = Duration::from_secs(2);
 const AGE: Duration = Duration::from_secs(30);
 /// How often the lease is renewed and Postgres looked at.
@@ -77,6 +79,8 @@ struct Sealer {
     /// Frames that follow the last sealed one.
     gathered: Vec<Frame>,
     gathered_bytes: usize,
+    /// Sealed at once when so much was gathered, however far behind the sealer is.
+    most_gathered: usize,
     sealed: u64,
     first_at: Option<Instant>,
     last_at: Instant,
@@ -94,6 +98,7 @@ pub(crate) async fn run(chassis: Chassis, commits: Commits, of: Epoch, owner: Uu
         of,
         gathered: Vec::new(),
         gathered_bytes: 0,
+        most_gathered: usize::MAX,
         sealed: 0,
         first_at: None,
         last_at: Instant::now(),
@@ -191,11 +196,24 @@ impl Sealer {
         self.sealed + self.gathered.len() as u64 + 1
     }
 
-    fn push(&mut self, frame: Frame) {
+    /// Takes the next frame; an end when what had to be sealed for it ends the pass.
+    async fn push(&mut self, frame: Frame) -> Result<Option<Refilled>> {
         self.gathered_bytes += frame.payload.len();
         self.last_at = Instant::now();
         self.first_at.get_or_insert(self.last_at);
         self.gathered.push(frame);
+        if self.gathered_bytes < self.most_gathered {
+            return Ok(None);
+        }
+        self.seal_and_go_on().await
+    }
+
+    async fn seal_and_go_on(&mut self) -> Result<Option<Refilled>> {
+        Ok(match self.seal().await? {
+            Sealed::Closed => Some(Refilled::Closed),
+            Sealed::NotNext => Some(Refilled::BrokenOff),
+            Sealed::Indexed | Sealed::Nothing => None,
+        })
     }
 
     fn has_end(&self) -> bool {
@@ -216,7 +234,11 @@ impl Sealer {
         let mut hole = false;
         for frame in frames {
             match frame.seq.cmp(&self.next()) {
-                std::cmp::Ordering::Equal => self.push(frame),
+                std::cmp::Ordering::Equal => {
+                    if let Some(end) = self.push(frame).await? {
+                        return Ok(end);
+                    }
+                }
                 std::cmp::Ordering::Less => {}
                 std::cmp::Ordering::Greater => hole = true,
             }
@@ -235,14 +257,14 @@ impl Sealer {
                 if frame.seq != self.next() {
                     return Ok(Refilled::BrokenOff);
                 }
-                self.push(frame);
-            }
-            if self.gathered_bytes >= CHUNK_BYTES {
-                match self.seal().await? {
-                    Sealed::Closed => return Ok(Refilled::Closed),
-                    Sealed::NotNext => return Ok(Refilled::BrokenOff),
-                    Sealed::Indexed | Sealed::Nothing => {}
+                if let Some(end) = self.push(frame).await? {
+                    return Ok(end);
                 }
+            }
+            if self.gathered_bytes >= CHUNK_BYTES
+                && let Some(end) = self.seal_and_go_on().await?
+            {
+                return Ok(end);
             }
             if let Some(tip) = tip {
                 if tip == Tip::Hole {
@@ -288,6 +310,7 @@ impl Sealer {
 
     /// Takes note of the record's row and looks into JetStream: live messages may have been missed, the epoch may be lost.
     async fn catch_up(&mut self, mut record: Record) -> Result<State> {
+        self.most_gathered = usize::try_from(record.most_bytes / PIECES).unwrap_or(usize::MAX);
         loop {
             if record.last_seq != self.sealed {
                 self.start_over(record.last_seq);

@@ -24,6 +24,8 @@ pub struct Record {
     pub state: State,
     pub last_seq: u64,
     pub bytes: u64,
+    /// Bytes of it that are kept.
+    pub most_bytes: u64,
     pub gap: Option<GapRecord>,
     pub cut: Option<Cut>,
 }
@@ -159,6 +161,7 @@ impl TryFrom<RecordRow> for Record {
             state: state_of(&row.state)?,
             last_seq: row.last_seq as u64,
             bytes: row.bytes as u64,
+            most_bytes: row.most_bytes as u64,
             gap: row.gap.map(serde_json::from_value).transpose().map_err(|error| Error::broken(format!("gap record: {error}")))?,
         })
     }
