@@ -118,6 +118,7 @@ impl Connection {
                     self.say("250 towpath").await?;
                 }
                 Ok(Request::Mail { from }) if from.size > INBOUND_BYTES => {
+                    transaction = Transaction::default();
                     self.say(&format!("552 5.3.4 a message may hold at most {INBOUND_BYTES} bytes")).await?;
                 }
                 Ok(Request::Mail { from }) => {

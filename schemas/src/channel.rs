@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::limit::{CHANNEL_RULES, RUNS_PER_THREAD_HOUR};
+use crate::limit::{CHANNEL_RULES, MESSAGES_PER_THREAD_HOUR};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -32,11 +32,23 @@ pub struct ChannelDefinition {
     pub mail: MailChannel,
     /// Secrets by name: `hook_password` (for POST /hooks/…), `smtp_password`. Stored encrypted and never shown again; one that is left out stays as it was.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub secrets: BTreeMap<String, String>,
+    pub secrets: BTreeMap<String, SecretText>,
+}
+
+/// A secret on its way in: never printed, not even by mistake.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SecretText(pub String);
+
+impl std::fmt::Debug for SecretText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("…")
+    }
 }
 
 fn messages_per_hour() -> u32 {
-    RUNS_PER_THREAD_HOUR
+    MESSAGES_PER_THREAD_HOUR
 }
 
 /// Who may start and steer runs.
@@ -131,6 +143,11 @@ impl ChannelDefinition {
                 return Err(format!("mail.addresses: `{address}` is no address as `agent@example.org`, in lower case and without `+`"));
             }
         }
+        // An author's address is compared in lower case.
+        let compared = self.members.iter().chain(self.rules.iter().flat_map(|rule| rule.to.iter().chain(&rule.from)));
+        if let Some(upper) = compared.into_iter().find(|text| text.chars().any(char::is_uppercase)) {
+            return Err(format!("rules, members: write `{upper}` in lower case"));
+        }
         for address in self.users.keys() {
             if !is_address(address) {
                 return Err(format!("users: `{address}` is no address as `ann@example.org` in lower case"));
@@ -142,7 +159,7 @@ impl ChannelDefinition {
         if self.mail.smtp.host.is_empty() {
             return Err("mail.smtp.host: it is empty".to_owned());
         }
-        match self.secrets.iter().find(|(name, value)| !SECRETS.contains(&name.as_str()) || value.is_empty()) {
+        match self.secrets.iter().find(|(name, value)| !SECRETS.contains(&name.as_str()) || value.0.is_empty()) {
             Some((name, _)) => Err(format!("secrets: `{name}` is empty or unknown; there are {}", SECRETS.join(" and "))),
             None => Ok(()),
         }
@@ -175,6 +192,13 @@ mod tests {
     }
 
     #[test]
+    fn a_secret_is_never_printed() {
+        let mut channel = channel();
+        channel.secrets.insert("hook_password".to_owned(), SecretText("open sesame".to_owned()));
+        assert!(!format!("{channel:?}").contains("sesame"));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let wrong = |change: fn(&mut ChannelDefinition), word: &str| {
             let mut channel = channel();
@@ -186,8 +210,12 @@ mod tests {
         wrong(|channel| channel.mail.addresses.clear(), "mail.addresses");
         wrong(|channel| channel.mail.addresses = vec!["Agent@example.org".to_owned()], "lower case");
         wrong(|channel| channel.mail.addresses = vec!["agent+x@example.org".to_owned()], "without `+`");
-        wrong(|channel| drop(channel.secrets.insert("pasword".to_owned(), "x".to_owned())), "there are hook_password and smtp_password");
-        wrong(|channel| drop(channel.secrets.insert("smtp_password".to_owned(), "x".to_owned())), "mail.smtp.user");
+        wrong(
+            |channel| drop(channel.secrets.insert("pasword".to_owned(), SecretText("x".to_owned()))),
+            "there are hook_password and smtp_password",
+        );
+        wrong(|channel| drop(channel.secrets.insert("smtp_password".to_owned(), SecretText("x".to_owned()))), "mail.smtp.user");
+        wrong(|channel| channel.members = vec!["Example.org".to_owned()], "lower case");
         wrong(|channel| drop(channel.users.insert("ann".to_owned(), "ann".to_owned())), "users");
     }
 }

@@ -75,7 +75,7 @@ pub const INBOUND_DAYS: i32 = 14;
 /// Rules, members, users and addresses of one channel.
 pub const CHANNEL_RULES: usize = 1000;
 /// Messages of one thread that are taken in an hour unless the channel says otherwise.
-pub const RUNS_PER_THREAD_HOUR: u32 = 30;
+pub const MESSAGES_PER_THREAD_HOUR: u32 = 30;
 /// Bytes of outputs that go along with one answer; what does not fit is named with its size.
 pub const ANSWER_FILE_BYTES: u64 = 10 * 1024 * 1024;
 /// Rows of one page of a list.

@@ -45,14 +45,14 @@ async fn oldest(chassis: &Chassis) -> [(String, serde_json::Value); 5] {
     let of_stream = async |name| tokio::time::timeout(LOOK, streams::oldest_s(&chassis.jetstream, name)).await.ok()?.ok();
     let of_rows =
         async |rows: BoxFuture<'_, towpath_chassis::Result<(i64, f64)>>| Some(tokio::time::timeout(LOOK, rows).await.ok()?.ok()?.1);
-    let (outbox, command, frame, delivery, message) = tokio::join!(
+    let (outbox, command, frame, delivery, inbound) = tokio::join!(
         of_rows(outbox::waiting(&chassis.db).boxed()),
         of_stream(subject::COMMAND),
         of_stream(subject::OUTPUT),
         of_rows(towpath_delivery::due(&chassis.db).boxed()),
         of_rows(towpath_channel::due(&chassis.db).boxed()),
     );
-    [("outbox", outbox), ("command", command), ("frame", frame), ("delivery", delivery), ("message", message)]
+    [("outbox", outbox), ("command", command), ("frame", frame), ("delivery", delivery), ("inbound", inbound)]
         .map(|(what, age)| (what.to_owned(), age.into()))
 }
 

@@ -14,7 +14,7 @@ use towpath_schemas::{
     command::Command,
     frame::{EndRecord, Frame, FrameKind},
     guest::{Exit, Hello, Identity, Phase},
-    id::{FileId, PrincipalId, RunId, SessionId, SteerId, TenantId},
+    id::{ChannelId, FileId, PrincipalId, RunId, SessionId, SteerId, TenantId},
     subject,
 };
 
@@ -136,6 +136,23 @@ impl World {
             identity: Identity::default(),
             steers: Vec::new(),
         })
+    }
+
+    /// A channel that everybody may write to, whose mail server is away.
+    pub async fn mail_channel(&self, life: &Life) -> Result<ChannelId> {
+        let definition = serde_json::json!({
+            "name": "mail", "agent": "worker", "access": "public",
+            "mail": { "addresses": ["worker@example.org"], "smtp": { "host": "127.0.0.1", "port": 9, "tls": "none" } },
+        });
+        Ok(towpath_channel::put(&self.first.chassis, life.tenant, serde_json::from_value(definition)?).await?.0.id)
+    }
+
+    /// A mail comes in.
+    pub async fn write(&self, channel: ChannelId) -> Result<()> {
+        let envelope = towpath_channel::Envelope { from: "ann@example.org".to_owned(), to: vec!["worker@example.org".to_owned()] };
+        let mail = b"From: ann@example.org\r\nMessage-ID: <1@example.org>\r\nSubject: hi\r\n\r\nwork\r\n";
+        towpath_channel::receive(&self.first.chassis, channel, &envelope, mail).await?;
+        Ok(())
     }
 
     /// Its run is queued.

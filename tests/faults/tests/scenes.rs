@@ -76,10 +76,10 @@ scenes! {
         async |process: &Process, _: &World, _: &Life| sweep(process, "unattended transcripts").await;
     a_missed_delivery_is_found_by_the_sweep: "sweep missed deliveries", Nobody, never, missed,
         async |process: &Process, _: &World, _: &Life| sweep(process, "missed deliveries").await;
-    a_missed_message_is_found_by_the_sweep: "sweep missed messages", Nobody, never, written_long_ago,
-        async |process: &Process, _: &World, _: &Life| sweep(process, "missed messages").await;
-    a_message_loses_its_bytes_when_it_is_old: "sweep old messages", Owner, never, taken_long_ago,
-        async |process: &Process, _: &World, _: &Life| sweep(process, "old messages").await;
+    a_missed_message_is_found_by_the_sweep: "sweep missed inbound", Nobody, never, written_long_ago,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "missed inbound").await;
+    a_message_loses_its_bytes_when_it_is_old: "sweep old inbound", Owner, never, taken_long_ago,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "old inbound").await;
     an_unfinished_object_is_deleted_by_the_sweep: "sweep unfinished objects", Nobody, never, half_written,
         async |process: &Process, _: &World, _: &Life| sweep(process, "unfinished objects").await;
     a_vanished_sandbox_is_found_by_the_sweep: "sweep sandboxes of this host", Nobody, never, vanished,
@@ -241,18 +241,11 @@ async fn missed(world: &World) -> Result<Life> {
     Ok(life)
 }
 
-/// A mail that came in, of a channel whose mail server is away.
+/// A mail that came in.
 async fn written(world: &World) -> Result<Life> {
     let life = world.ready().await?;
-    let chassis = &world.first.chassis;
-    let definition = serde_json::json!({
-        "name": "mail", "agent": "worker", "access": "public",
-        "mail": { "addresses": ["worker@example.org"], "smtp": { "host": "127.0.0.1", "port": 9, "tls": "none" } },
-    });
-    let (channel, _) = towpath_channel::put(chassis, life.tenant, serde_json::from_value(definition)?).await?;
-    let envelope = towpath_channel::Envelope { from: "ann@example.org".to_owned(), to: vec!["worker@example.org".to_owned()] };
-    let mail = b"From: ann@example.org\r\nMessage-ID: <1@example.org>\r\nSubject: hi\r\n\r\nwork\r\n";
-    towpath_channel::receive(chassis, channel.id, &envelope, mail).await?;
+    let channel = world.mail_channel(&life).await?;
+    world.write(channel).await?;
     Ok(life)
 }
 

@@ -204,6 +204,21 @@ async fn an_agent_that_a_newer_release_stored_starts_runs() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_channel_that_a_newer_release_stored_takes_messages_in() -> Result<()> {
+    let world = World::start().await?;
+    let life = world.ready().await?;
+    let chassis = &world.first.chassis;
+    let channel = world.mail_channel(&life).await?;
+    add(&world, "channel", "definition").await?;
+    towpath_channel::list(chassis, life.tenant).await?;
+    world.write(channel).await?;
+    life::handle(&world.first, "intake", world.inbound().await?).await?;
+    let taken = towpath_channel::inbound(world.db(), life.tenant, None).await?;
+    ensure!(taken.iter().all(|inbound| inbound.state == "started") && taken.len() == 1, "{taken:?}");
+    Ok(())
+}
+
 /// One of its sandbox is for a newer release to put up: the run is accepted and waits.
 #[tokio::test]
 async fn a_wall_that_a_newer_release_stored_is_not_left_out() -> Result<()> {

@@ -24,10 +24,10 @@ const MADE: [(&str, &str); 14] = [
     ("ended_runs_that_hold_something", "update run set active = true, ended_at = now() - interval '20 minutes' where state = 'succeeded'"),
     ("deliveries_overdue", "update delivery set state = 'pending', ended_at = null, next_attempt_at = now() - interval '5 minutes'"),
     ("deliveries_given_up", "update delivery set state = 'dead', ended_at = now(), next_attempt_at = null"),
-    ("messages_overdue", "insert into channel (id, tenant_id, name, definition, principal_id) select gen_random_uuid(), tenant_id, 'mail', '{}', id from principal limit 1;
+    ("inbound_overdue", "insert into channel (id, tenant_id, name, definition, principal_id) select gen_random_uuid(), tenant_id, 'mail', '{}', id from principal limit 1;
         insert into inbound (id, tenant_id, channel_id, delivery_key, message_key, envelope, raw, state, next_attempt_at, created_at)
             select gen_random_uuid(), tenant_id, id, 'x', 'x', '{}', 'x', 'received', now(), now() - interval '1 hour' from channel"),
-    ("messages_given_up", "update inbound set state = 'dead', next_attempt_at = null, handled_at = now()"),
+    ("inbound_given_up", "update inbound set state = 'dead', next_attempt_at = null, handled_at = now()"),
 ];
 
 #[tokio::test]

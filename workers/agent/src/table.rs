@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use sqlx::{PgConnection, PgPool};
-use towpath_chassis::{Chassis, Error, Result};
+use towpath_chassis::{Chassis, Error, Result, stored};
 use towpath_schemas::{
     ErrorCode,
     agent::AgentDefinition,
@@ -12,8 +12,6 @@ use towpath_schemas::{
     limit::PAGE_ROWS,
 };
 use uuid::Uuid;
-
-use crate::stored;
 
 fn read_definition(value: serde_json::Value) -> Result<AgentDefinition> {
     stored::read(value).map_err(|error| Error::broken(format!("stored agent definition: {error}")))

@@ -13,6 +13,7 @@ use towpath_schemas::{
 };
 
 use crate::{
+    intake,
     mail::{
         compose::{self, compose},
         read::Attachment,
@@ -22,7 +23,7 @@ use crate::{
 
 pub async fn attempt(chassis: Chassis, due: Due) -> Result<Answer> {
     let Ok(thread) = due.target.parse::<ThreadId>() else { return Ok(Answer::Refused("the target is no thread".to_owned())) };
-    let Some(answering) = table::answering(&chassis.db, due.tenant, thread, due.run).await? else {
+    let Some(answering) = intake::table::answering(&chassis.db, due.tenant, thread, due.run).await? else {
         return Ok(Answer::Refused("the channel of this thread was deleted".to_owned()));
     };
     let mut run = match towpath_run::view::run(&chassis.db, due.tenant, due.run).await {
@@ -62,7 +63,7 @@ pub async fn attempt(chassis: Chassis, due: Due) -> Result<Answer> {
     let Ok(envelope) = envelope(from, &answer.to) else { return Ok(Answer::Refused(format!("`{}` is no mail address", answer.to))) };
     // Known before anyone can answer it.
     let mut work = chassis.begin().await?;
-    table::insert_message(&mut work, answering.channel, &message_id, thread, due.tenant).await?;
+    intake::table::insert_message(&mut work, answering.channel, &message_id, thread, due.tenant).await?;
     work.commit().await?;
     let secrets = match table::open_secrets(&chassis, answering.channel, answering.secrets.as_deref()) {
         Ok(secrets) => secrets,

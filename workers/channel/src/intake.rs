@@ -1,6 +1,8 @@
 //! A message came: read it, decide at the door, find its thread, and start or steer a run. Everything that it makes has the message's own uuid (the thread
 //! that it opens, the run that it starts, the steer), so that a worker that dies half-way leaves nothing that could be made twice (invariant ONCE).
 
+pub mod table;
+
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::{FutureExt, StreamExt, stream};
@@ -31,9 +33,9 @@ use crate::{
     },
     state::{Door, Who, door},
     sweep::TIMER,
-    table::{self, Claimed, Head, Outcome, Place, Placing},
     token,
 };
+use table::{Claimed, Head, Outcome, Place, Placing};
 
 /// Messages of one batch that are under way at a time; each may hold its bytes twice.
 const AT_A_TIME: usize = 4;
@@ -212,8 +214,6 @@ async fn come(
     let placing = Placing { head: &head, author: &author, token, parents: &mail.parents, agent, most: channel.messages_per_hour };
     let place = table::place(&mut work, claimed, &placing).await?;
     work.commit().await?;
-    let waiting =
-        |after: Duration, reason: &str| Ok(Outcome::Waiting { after: clock::scaled(after), reason: reason.to_owned(), failed: false });
     let (thread, agent, first) = match place {
         Place::Thread { thread, agent, first } => (thread, agent, first),
         Place::Behind => return waiting(SOON, "an earlier message of its thread is taken in first"),
@@ -233,49 +233,48 @@ async fn come(
             cancel(chassis, claimed.tenant, principal, run).await?;
             Ok(Outcome::Steered(run, Some("stop: the run is canceled".to_owned())))
         }
-        Some(run) => {
-            let (message, attachments) = prompt(mail, false, STEER_BYTES);
-            let files = keep(chassis, claimed, principal, &attachments).await?;
-            let new = NewSteerRow { id: SteerId(claimed.id.uuid()), tenant: claimed.tenant, run, principal, message, files, key: None };
-            match steer(chassis, &new).await {
-                Ok(_) => Ok(Outcome::Steered(run, None)),
-                Err(Error::Refused(problem)) if problem.code == ErrorCode::RunEnding.code() => waiting(SOON, "the run before it is ending"),
-                Err(Error::Refused(problem)) if problem.code == ErrorCode::RunEnded.code() => {
-                    waiting(SOON / 4, "the run before it has just ended")
-                }
-                Err(Error::Refused(problem)) if !problem.retryable => Ok(Outcome::Refused(problem.detail)),
-                Err(error) => Err(error),
-            }
-        }
+        Some(run) => steer_live(chassis, claimed, principal, mail, run).await,
         // Also what an earlier attempt had stopped.
         None if is_stop(&mail.text) && !first => Ok(Outcome::Ignored("stop: no run of the thread is live".to_owned())),
         None => {
             let (prompt, attachments) = prompt(mail, first, PROMPT_BYTES);
             let files = keep(chassis, claimed, principal, &attachments).await?;
-            let request = NewRun {
-                agent,
-                prompt,
-                session: is_open.then_some(session),
-                files,
-                labels: [("channel".to_owned(), channel.name.clone())].into(),
-                ..NewRun::default()
-            };
-            let run = RunId(claimed.id.uuid());
-            let start = Start::new(chassis, claimed.tenant, principal, request, None, telemetry::traceparent());
-            let answer = match start {
-                Ok(start) => {
-                    start_all(chassis, vec![start.for_thread(run, thread)]).await.pop().ok_or_else(|| Error::broken("no answer"))?
-                }
-                Err(Error::Refused(problem)) => Err(*problem),
-                Err(error) => return Err(error),
-            };
-            match answer {
-                Ok(started) => Ok(Outcome::Started(started.run)),
-                Err(problem) if problem.code == ErrorCode::SessionBusy.code() => waiting(SOON, "the run before it has not settled"),
-                Err(problem) if !problem.retryable => Ok(Outcome::Refused(problem.detail)),
-                Err(problem) => Err(problem.into()),
-            }
+            let labels = [("channel".to_owned(), channel.name.clone())].into();
+            let request = NewRun { agent, prompt, session: is_open.then_some(session), files, labels, ..NewRun::default() };
+            start_next(chassis, claimed, principal, request, thread).await
         }
+    }
+}
+
+fn waiting(after: Duration, reason: &str) -> Result<Outcome> {
+    Ok(Outcome::Waiting { after: clock::scaled(after), reason: reason.to_owned(), failed: false })
+}
+
+async fn steer_live(chassis: &Chassis, claimed: &Claimed, principal: PrincipalId, mail: &Mail, run: RunId) -> Result<Outcome> {
+    let (message, attachments) = prompt(mail, false, STEER_BYTES);
+    let files = keep(chassis, claimed, principal, &attachments).await?;
+    let new = NewSteerRow { id: SteerId(claimed.id.uuid()), tenant: claimed.tenant, run, principal, message, files, key: None };
+    match steer(chassis, &new).await {
+        Ok(_) => Ok(Outcome::Steered(run, None)),
+        Err(Error::Refused(problem)) if problem.code == ErrorCode::RunEnding.code() => waiting(SOON, "the run before it is ending"),
+        Err(Error::Refused(problem)) if problem.code == ErrorCode::RunEnded.code() => waiting(SOON / 4, "the run before it has just ended"),
+        Err(Error::Refused(problem)) if !problem.retryable => Ok(Outcome::Refused(problem.detail)),
+        Err(error) => Err(error),
+    }
+}
+
+async fn start_next(chassis: &Chassis, claimed: &Claimed, principal: PrincipalId, request: NewRun, thread: ThreadId) -> Result<Outcome> {
+    let run = RunId(claimed.id.uuid());
+    let answer = match Start::new(chassis, claimed.tenant, principal, request, None, telemetry::traceparent()) {
+        Ok(start) => start_all(chassis, vec![start.for_thread(run, thread)]).await.pop().ok_or_else(|| Error::broken("no answer"))?,
+        Err(Error::Refused(problem)) => Err(*problem),
+        Err(error) => return Err(error),
+    };
+    match answer {
+        Ok(started) => Ok(Outcome::Started(started.run)),
+        Err(problem) if problem.code == ErrorCode::SessionBusy.code() => waiting(SOON, "the run before it has not settled"),
+        Err(problem) if !problem.retryable => Ok(Outcome::Refused(problem.detail)),
+        Err(problem) => Err(problem.into()),
     }
 }
 

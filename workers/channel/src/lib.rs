@@ -16,10 +16,13 @@ use towpath_chassis::{Chassis, Error, Result, secret, telemetry};
 use towpath_delivery::ToThread;
 use towpath_schemas::{ErrorCode, id::ChannelId, limit::INBOUND_BYTES};
 
-pub use intake::handler;
+pub use intake::{
+    handler,
+    table::{Envelope, due, inbound, replay},
+};
 pub use stuck::stuck;
 pub use sweep::{sweeps, timers};
-pub use table::{Envelope, by_name, delete, due, hook_password, inbound, list, put, replay};
+pub use table::{by_name, delete, hook_password, list, put};
 
 /// How the delivery room reaches a thread.
 pub fn to_thread() -> ToThread {
@@ -32,7 +35,7 @@ pub async fn receive(chassis: &Chassis, channel: ChannelId, envelope: &Envelope,
     if raw.len() > INBOUND_BYTES {
         return Err(Error::refused(ErrorCode::TooLarge, format!("a message may hold at most {INBOUND_BYTES} bytes")));
     }
-    let incoming = table::Incoming {
+    let incoming = intake::table::Incoming {
         channel,
         delivery_key: hex::encode(secret::sha256(&[envelope.from.as_bytes(), b"\n", raw].concat())),
         message_key: mail::read::message_id(&envelope.from, raw),
@@ -40,7 +43,7 @@ pub async fn receive(chassis: &Chassis, channel: ChannelId, envelope: &Envelope,
         raw,
         traceparent: telemetry::traceparent(),
     };
-    let kept = tokio::time::timeout(chassis.config.limits.database_wait, table::keep(chassis, &incoming)).await;
+    let kept = tokio::time::timeout(chassis.config.limits.database_wait, intake::table::keep(chassis, &incoming)).await;
     kept.map_err(|_| Error::Database(sqlx::Error::PoolTimedOut))?
 }
 

@@ -9,14 +9,14 @@ use towpath_schemas::body::Stuck;
 
 const KINDS: [Kind; 2] = [
     Kind {
-        word: "messages_overdue",
+        word: "inbound_overdue",
         sql: "select count(*), extract(epoch from now() - min(created_at))::float8, (array_agg('inb_' || replace(id::text, '-', '') order by created_at))[1]
               from (select id, created_at from inbound where next_attempt_at is not null and created_at < now() - interval '10 minutes' order by created_at limit 1000) as overdue",
         told: "messages came in more than ten minutes ago and have neither started nor steered a run",
         cure: "towpath inbound tells what they wait for. Do workers with the roles `intake` and `clock` run?",
     },
     Kind {
-        word: "messages_given_up",
+        word: "inbound_given_up",
         sql: "select count(*), extract(epoch from now() - min(handled_at))::float8, (array_agg('inb_' || replace(id::text, '-', '') order by handled_at desc))[1]
               from (select id, handled_at from inbound where state = 'dead' and handled_at > now() - interval '24 hours' limit 1000) as given_up",
         told: "messages of the last day could not be taken in",

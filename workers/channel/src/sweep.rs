@@ -9,7 +9,7 @@ use towpath_chassis::{
 };
 use towpath_schemas::{command::Command, id::InboundId};
 
-use crate::table;
+use crate::intake::table;
 
 /// The kind of timer that brings a next attempt; its key is the message's id.
 pub const TIMER: &str = "intake";
@@ -30,8 +30,8 @@ async fn fire(work: &mut Work, keys: Vec<String>) -> Result<()> {
 
 pub fn sweeps() -> Vec<Sweep> {
     vec![
-        Sweep::new("missed messages", Duration::from_secs(5), missed),
-        Sweep::new("old messages", Duration::from_secs(600), |chassis| async move { table::forget_raw(&chassis.db).await }),
+        Sweep::new("missed inbound", Duration::from_secs(5), missed),
+        Sweep::new("old inbound", Duration::from_secs(600), |chassis| async move { table::forget_raw(&chassis.db).await }),
     ]
 }
 

@@ -13,6 +13,7 @@ pub mod lease;
 pub mod outbox;
 pub mod secret;
 pub mod store;
+pub mod stored;
 pub mod streams;
 pub mod stuck;
 pub mod sweep;

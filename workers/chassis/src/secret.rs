@@ -73,13 +73,7 @@ impl Secrets {
         let Ok(given) = hex::decode(token) else { return false };
         self.0.iter().any(|key| bool::from(key.mac(&sandbox(run, epoch)).as_slice().ct_eq(&given)))
     }
-}
 
-fn sandbox(run: RunId, epoch: i32) -> String {
-    format!("sandbox {run} {epoch}")
-}
-
-impl Secrets {
     /// Proof that we gave out `what`: eight bytes of an HMAC in hex, short enough for the local part of a mail address.
     pub fn mark(&self, what: &str) -> String {
         self.0[0].short_mark(what)
@@ -89,6 +83,10 @@ impl Secrets {
     pub fn is_mark(&self, what: &str, mark: &str) -> bool {
         self.0.iter().any(|key| same(key.short_mark(what).as_bytes(), mark.as_bytes()))
     }
+}
+
+fn sandbox(run: RunId, epoch: i32) -> String {
+    format!("sandbox {run} {epoch}")
 }
 
 impl MasterKey {

@@ -84,13 +84,12 @@ fn enclosed(attachment: &Attachment) -> SinglePart {
 
 /// The subject as it was, with one `Re: ` (field case C15): threads are kept by some readers by the subject alone.
 pub fn reply_subject(subject: &str) -> String {
+    const MARKS: [&str; 4] = ["re", "aw", "sv", "antw"];
     let mut bare = subject.trim();
-    loop {
-        let lower = bare.to_lowercase();
-        let marks = ["re", "aw", "sv", "antw"];
-        let Some((word, rest)) = bare.split_once(':') else { break };
-        let word_bare = lower[..lower.find(':').unwrap_or(0)].split('[').next().unwrap_or_default().trim().to_owned();
-        if !marks.contains(&word_bare.as_str()) || word.len() > 8 {
+    while let Some((mark, rest)) = bare.split_once(':') {
+        // `Re[2]:` is one too.
+        let mark = mark.split('[').next().unwrap_or_default().trim();
+        if !MARKS.iter().any(|known| mark.eq_ignore_ascii_case(known)) {
             break;
         }
         bare = rest.trim_start();
@@ -125,7 +124,7 @@ mod tests {
             name: "helper".to_owned(),
             reply_to: "agent+t.1@example.org".to_owned(),
             to: "ann@example.com".to_owned(),
-            subject: "Re: RE: AW: what is 2 * 3?".to_owned(),
+            subject: "Re: RE[2]: AW: what is 2 * 3?".to_owned(),
             message_id: "dlv_1.1@example.org".to_owned(),
             in_reply_to: "c@x".to_owned(),
             references: vec!["a@x".to_owned(), "b@x".to_owned()],

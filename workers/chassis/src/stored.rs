@@ -11,7 +11,7 @@ use serde::{
 use serde_json::{Error, Value};
 
 /// Reads a stored value.
-pub(crate) fn read<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
+pub fn read<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
     T::deserialize(Stored(value))
 }
 

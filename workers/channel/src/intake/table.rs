@@ -1,0 +1,446 @@
+//! All SQL of `thread`, `thread_message`, `inbound` and `inbound_file`.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use sqlx::PgPool;
+use towpath_chassis::{Chassis, Error, Result, Work, clock};
+use towpath_schemas::{
+    ErrorCode,
+    body::Inbound,
+    channel::ChannelDefinition,
+    command::Command,
+    id::{ChannelId, FileId, InboundId, PrincipalId, RunId, TenantId, ThreadId},
+    limit::{INBOUND_DAYS, PAGE_ROWS},
+};
+use uuid::Uuid;
+
+use crate::table::read_definition;
+
+/// A worker that has not recorded what became of a message by then is taken for dead, and the message is taken in again under the same ids.
+const CLAIM: Duration = Duration::from_secs(60);
+
+/// How a mail was handed to us.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Envelope {
+    /// Empty for `<>`.
+    pub from: String,
+    pub to: Vec<String>,
+}
+
+/// A message to be kept.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    pub channel: ChannelId,
+    pub delivery_key: String,
+    pub message_key: String,
+    pub envelope: &'a Envelope,
+    pub raw: &'a [u8],
+    pub traceparent: Option<String>,
+}
+
+/// Keeps a message, once. Whether it was new.
+pub async fn keep(chassis: &Chassis, incoming: &Incoming<'_>) -> Result<bool> {
+    let id = InboundId::mint();
+    let mut work = chassis.begin().await?;
+    let envelope = serde_json::to_value(incoming.envelope).map_err(|error| Error::broken(format!("envelope: {error}")))?;
+    let kept = sqlx::query_scalar!(
+        "insert into inbound (id, tenant_id, channel_id, delivery_key, message_key, envelope, raw, state, next_attempt_at, traceparent)
+         select $1, tenant_id, id, $3, $4, $5, $6, 'received', now(), $7 from channel where id = $2 and deleted_at is null
+         on conflict do nothing returning tenant_id",
+        id.uuid(),
+        incoming.channel.uuid(),
+        incoming.delivery_key,
+        incoming.message_key,
+        envelope,
+        incoming.raw,
+        incoming.traceparent
+    )
+    .fetch_optional(work.db())
+    .await?;
+    if let Some(tenant) = kept {
+        work.command(Command::Intake { tenant: tenant.into(), inbound: id });
+        work.commit().await?;
+        return Ok(true);
+    }
+    let known = sqlx::query_scalar!(
+        r#"select exists (select 1 from inbound where channel_id = $1 and (delivery_key = $2 or message_key = $3)) as "known!""#,
+        incoming.channel.uuid(),
+        incoming.delivery_key,
+        incoming.message_key
+    )
+    .fetch_one(work.db())
+    .await?;
+    // Nothing was kept of a message to a channel that was deleted meanwhile, and nobody may believe so.
+    if !known {
+        return Err(Error::refused(ErrorCode::NotFound, format!("there is no channel {}", incoming.channel)));
+    }
+    Ok(false)
+}
+
+/// A message that is being taken in.
+#[derive(Debug, Clone)]
+pub struct Claimed {
+    pub id: InboundId,
+    pub tenant: TenantId,
+    pub channel: ChannelId,
+    /// None when the channel was deleted.
+    pub definition: Option<ChannelDefinition>,
+    /// The channel's system actor.
+    pub actor: PrincipalId,
+    pub envelope: Envelope,
+    pub raw: Vec<u8>,
+    pub attempts: i32,
+    pub traceparent: Option<String>,
+    claim: i64,
+}
+
+/// Takes those of `ids` that are due.
+pub(crate) async fn claim(work: &mut Work, ids: &[InboundId]) -> Result<Vec<Claimed>> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
+    let rows = sqlx::query!(
+        r#"update inbound set claim = claim + 1, next_attempt_at = now() + make_interval(secs => $2) from channel
+           where channel.id = channel_id and inbound.id in
+               (select id from inbound where id = any($1) and next_attempt_at <= now() order by id for update skip locked)
+           returning inbound.id, inbound.tenant_id, channel_id, definition, deleted_at is not null as "deleted!", principal_id, envelope,
+               raw as "raw!", attempts, traceparent, claim"#,
+        &ids,
+        clock::scaled(CLAIM).as_secs_f64()
+    )
+    .fetch_all(work.db())
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            Ok(Claimed {
+                id: row.id.into(),
+                tenant: row.tenant_id.into(),
+                channel: row.channel_id.into(),
+                definition: (!row.deleted).then(|| read_definition(row.definition)).transpose()?,
+                actor: row.principal_id.into(),
+                envelope: serde_json::from_value(row.envelope).map_err(|error| Error::broken(format!("envelope: {error}")))?,
+                raw: row.raw,
+                attempts: row.attempts,
+                traceparent: row.traceparent,
+                claim: row.claim,
+            })
+        })
+        .collect()
+}
+
+/// What an answer needs of the message that it answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    pub message_id: String,
+    pub references: Vec<String>,
+    /// Where the answer goes.
+    pub to: String,
+    pub subject: String,
+}
+
+/// Where a message stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    Thread {
+        thread: ThreadId,
+        agent: String,
+        /// It opened the thread.
+        first: bool,
+    },
+    /// An earlier message, of its thread or one that it answers, is not through yet.
+    Behind,
+    /// So many of the thread were taken within the last hour.
+    TooMany(i64),
+}
+
+/// What places a message.
+#[derive(Debug)]
+pub(crate) struct Placing<'a> {
+    pub head: &'a Head,
+    pub author: &'a str,
+    /// A thread that the address proved.
+    pub token: Option<ThreadId>,
+    pub parents: &'a [String],
+    pub agent: &'a str,
+    pub most: u32,
+}
+
+/// Finds the thread of a message, or opens one.
+pub(crate) async fn place(work: &mut Work, claimed: &Claimed, placing: &Placing<'_>) -> Result<Place> {
+    let (id, channel) = (claimed.id.uuid(), claimed.channel.uuid());
+    let found = sqlx::query_scalar!(
+        r#"select coalesce((select thread_id from inbound where id = $1),
+                  (select id from thread where id = $2 and channel_id = $3),
+                  (select thread_id from thread_message where channel_id = $3 and message_id = any($4) order by array_position($4, message_id) limit 1))"#,
+        id,
+        placing.token.map(ThreadId::uuid),
+        channel,
+        placing.parents
+    )
+    .fetch_one(work.db())
+    .await?;
+    let thread = match found {
+        Some(thread) => thread,
+        None => {
+            let is_open = sqlx::query_scalar!(
+                r#"select exists (select 1 from inbound where channel_id = $1 and message_key = any($2) and next_attempt_at is not null
+                       and (created_at, id) < (select created_at, id from inbound where id = $3)) as "open!""#,
+                channel,
+                placing.parents,
+                id
+            )
+            .fetch_one(work.db())
+            .await?;
+            if is_open {
+                return Ok(Place::Behind);
+            }
+            sqlx::query!(
+                "insert into thread (id, tenant_id, channel_id, agent_name) values ($1, $2, $3, $4) on conflict do nothing",
+                id,
+                claimed.tenant.uuid(),
+                channel,
+                placing.agent
+            )
+            .execute(work.db())
+            .await?;
+            id
+        }
+    };
+    let agent = sqlx::query_scalar!("select agent_name from thread where id = $1 for update", thread).fetch_one(work.db()).await?;
+    insert_message(work, claimed.channel, &placing.head.message_id, thread.into(), claimed.tenant).await?;
+    let head = serde_json::to_value(placing.head).map_err(|error| Error::broken(format!("head: {error}")))?;
+    sqlx::query!("update inbound set thread_id = $2, head = $3, author = $4 where id = $1", id, thread, head, placing.author)
+        .execute(work.db())
+        .await?;
+    let counts = sqlx::query!(
+        r#"select exists (select 1 from inbound where thread_id = $1 and next_attempt_at is not null
+                          and (created_at, id) < (select created_at, id from inbound where id = $2)) as "behind!",
+                  (select count(*) from inbound where thread_id = $1 and state in ('started', 'steered') and handled_at > now() - interval '1 hour') as "taken!""#,
+        thread,
+        id
+    )
+    .fetch_one(work.db())
+    .await?;
+    Ok(if counts.behind {
+        Place::Behind
+    } else if counts.taken >= i64::from(placing.most) {
+        Place::TooMany(counts.taken)
+    } else {
+        Place::Thread { thread: thread.into(), agent, first: thread == id }
+    })
+}
+
+/// Notes that a message belongs to a thread.
+pub(crate) async fn insert_message(
+    work: &mut Work,
+    channel: ChannelId,
+    message_id: &str,
+    thread: ThreadId,
+    tenant: TenantId,
+) -> Result<()> {
+    sqlx::query!(
+        "insert into thread_message (channel_id, message_id, thread_id, tenant_id) values ($1, $2, $3, $4) on conflict do nothing",
+        channel.uuid(),
+        message_id,
+        thread.uuid(),
+        tenant.uuid()
+    )
+    .execute(work.db())
+    .await?;
+    Ok(())
+}
+
+/// What became of a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    Started(RunId),
+    Steered(RunId, Option<String>),
+    Ignored(String),
+    Refused(String),
+    /// Not yet. `failed` counts against it.
+    Waiting {
+        after: Duration,
+        reason: String,
+        failed: bool,
+    },
+    /// It cannot be taken in; kept and shown.
+    Dead(String),
+}
+
+/// Records it, unless the message was claimed anew meanwhile.
+pub(crate) async fn record(work: &mut Work, claimed: &Claimed, outcome: &Outcome) -> Result<bool> {
+    let (state, run, reason, after, failed) = match outcome {
+        Outcome::Started(run) => ("started", Some(run.uuid()), None, None, false),
+        Outcome::Steered(run, note) => ("steered", Some(run.uuid()), note.as_deref(), None, false),
+        Outcome::Ignored(reason) => ("ignored", None, Some(reason.as_str()), None, false),
+        Outcome::Refused(reason) => ("refused", None, Some(reason.as_str()), None, false),
+        Outcome::Waiting { after, reason, failed } => ("waiting", None, Some(reason.as_str()), Some(after.as_secs_f64()), *failed),
+        Outcome::Dead(reason) => ("dead", None, Some(reason.as_str()), None, true),
+    };
+    let done = sqlx::query!(
+        "update inbound set state = $3, run_id = $4, reason = $5, next_attempt_at = now() + make_interval(secs => $6), attempts = attempts + $7,
+             handled_at = case when $6::float8 is null then now() end
+         where id = $1 and claim = $2 and next_attempt_at is not null",
+        claimed.id.uuid(),
+        claimed.claim,
+        state,
+        run,
+        reason.map(|reason| reason.replace('\0', "\u{fffd}")),
+        after,
+        i32::from(failed)
+    )
+    .execute(work.db())
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+pub(crate) async fn files(db: &PgPool, inbound: InboundId) -> Result<Vec<FileId>> {
+    let files =
+        sqlx::query_scalar!("select file_id from inbound_file where inbound_id = $1 order by n", inbound.uuid()).fetch_all(db).await?;
+    Ok(files.into_iter().map(FileId).collect())
+}
+
+pub(crate) async fn insert_file(db: &PgPool, claimed: &Claimed, n: i32, file: FileId) -> Result<()> {
+    sqlx::query!(
+        "insert into inbound_file (inbound_id, n, tenant_id, file_id) values ($1, $2, $3, $4) on conflict do nothing",
+        claimed.id.uuid(),
+        n,
+        claimed.tenant.uuid(),
+        file.uuid()
+    )
+    .execute(db)
+    .await?;
+    Ok(())
+}
+
+/// Messages that are due, and for how many seconds the oldest has been.
+pub async fn due(db: &PgPool) -> Result<(i64, f64)> {
+    let row = sqlx::query!(
+        r#"select count(*) as "count!", coalesce(extract(epoch from now() - min(next_attempt_at)), 0)::float8 as "age!" from inbound where next_attempt_at <= now()"#
+    )
+    .fetch_one(db)
+    .await?;
+    Ok((row.count, row.age))
+}
+
+/// Messages that should have been taken in by now.
+pub(crate) async fn overdue(db: &PgPool, by: Duration) -> Result<Vec<(TenantId, InboundId)>> {
+    let rows = sqlx::query!(
+        "select tenant_id, id from inbound where next_attempt_at < now() - make_interval(secs => $1) order by next_attempt_at limit 1000",
+        by.as_secs_f64()
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.tenant_id.into(), row.id.into())).collect())
+}
+
+pub(crate) async fn tenant_of(work: &mut Work, ids: &[InboundId]) -> Result<Vec<(TenantId, InboundId)>> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
+    let rows = sqlx::query!("select tenant_id, id from inbound where id = any($1) and next_attempt_at is not null", &ids)
+        .fetch_all(work.db())
+        .await?;
+    Ok(rows.into_iter().map(|row| (row.tenant_id.into(), row.id.into())).collect())
+}
+
+/// Forgets the bytes of old messages that are through; the row stays, so that one that comes again is still known.
+pub(crate) async fn forget_raw(db: &PgPool) -> Result<u64> {
+    let done = sqlx::query!(
+        "update inbound set raw = null where id in (select id from inbound where raw is not null and next_attempt_at is null
+             and created_at < now() - make_interval(days => $1) order by created_at limit 500)",
+        INBOUND_DAYS
+    )
+    .execute(db)
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// The tenant's newest messages, or those before one of them.
+pub async fn inbound(db: &PgPool, tenant: TenantId, before: Option<InboundId>) -> Result<Vec<Inbound>> {
+    let rows = sqlx::query!(
+        r#"select inbound.id, channel.name, state, reason, author, head->>'subject' as subject, thread_id, run_id, attempts, inbound.created_at, handled_at
+           from inbound join channel on channel.id = channel_id
+           where inbound.tenant_id = $1 and ($2::uuid is null or (inbound.created_at, inbound.id) < (select created_at, id from inbound where id = $2 and tenant_id = $1))
+           order by inbound.created_at desc, inbound.id desc limit $3"#,
+        tenant.uuid(),
+        before.map(InboundId::uuid),
+        PAGE_ROWS
+    )
+    .fetch_all(db)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| Inbound {
+            id: row.id.into(),
+            channel: row.name,
+            state: row.state,
+            reason: row.reason,
+            author: row.author,
+            subject: row.subject,
+            thread: row.thread_id.map(ThreadId),
+            run: row.run_id.map(RunId),
+            attempts: row.attempts,
+            created_at: row.created_at,
+            handled_at: row.handled_at,
+        })
+        .collect())
+}
+
+/// Takes in once more what was refused, ignored or given up; for what started or steered a run it is refused.
+pub async fn replay(chassis: &Chassis, tenant: TenantId, id: InboundId) -> Result<()> {
+    let mut work = chassis.begin().await?;
+    let row = sqlx::query!(
+        r#"select state, raw is not null as "kept!" from inbound where id = $1 and tenant_id = $2 for update"#,
+        id.uuid(),
+        tenant.uuid()
+    )
+    .fetch_optional(work.db())
+    .await?
+    .ok_or_else(|| Error::refused(ErrorCode::NotFound, format!("there is no inbound message {id}")))?;
+    let refuse = |detail: String| Err(Error::refused(ErrorCode::Unprocessable, detail));
+    match (row.state.as_str(), row.kept) {
+        ("started" | "steered", _) => return refuse(format!("{id} has {} a run already", row.state)),
+        (_, false) => return refuse(format!("{id} is kept no longer as it came ({INBOUND_DAYS} days)")),
+        _ => {}
+    }
+    sqlx::query!(
+        "update inbound set state = 'received', next_attempt_at = now(), attempts = 0, reason = null, handled_at = null, claim = claim + 1 where id = $1",
+        id.uuid()
+    )
+    .execute(work.db())
+    .await?;
+    work.command(Command::Intake { tenant, inbound: id });
+    work.commit().await
+}
+
+/// What is needed to answer in a thread.
+#[derive(Debug)]
+pub(crate) struct Answering {
+    pub channel: ChannelId,
+    pub definition: ChannelDefinition,
+    pub secrets: Option<Vec<u8>>,
+    pub agent: String,
+    pub head: Head,
+}
+
+/// None when the thread or its channel is gone. The message that started the run has the run's uuid.
+pub(crate) async fn answering(db: &PgPool, tenant: TenantId, thread: ThreadId, run: RunId) -> Result<Option<Answering>> {
+    let row = sqlx::query!(
+        r#"select channel.id, definition, secrets, agent_name, head as "head!" from thread join channel on channel.id = thread.channel_id
+           join inbound on inbound.id = $3 and inbound.thread_id = thread.id
+           where thread.id = $2 and thread.tenant_id = $1 and deleted_at is null and head is not null"#,
+        tenant.uuid(),
+        thread.uuid(),
+        run.uuid()
+    )
+    .fetch_optional(db)
+    .await?;
+    row.map(|row| {
+        Ok(Answering {
+            channel: row.id.into(),
+            definition: read_definition(row.definition)?,
+            secrets: row.secrets,
+            agent: row.agent_name,
+            head: serde_json::from_value(row.head).map_err(|error| Error::broken(format!("head: {error}")))?,
+        })
+    })
+    .transpose()
+}
