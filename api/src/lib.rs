@@ -20,6 +20,7 @@ use axum::{
 use metrics_exporter_prometheus::PrometheusHandle;
 use tower_http::{catch_panic::CatchPanicLayer, trace::TraceLayer};
 use towpath_agent::start::Starts;
+use towpath_channel::Inbox;
 use towpath_chassis::{Chassis, telemetry};
 use towpath_tenant::Callers;
 use utoipa::OpenApi;
@@ -32,6 +33,7 @@ pub struct Api {
     pub callers: Callers,
     pub feeds: feed::Feeds,
     pub starts: Starts,
+    pub inbox: Inbox,
     pub gateway: gateway::Gateway,
     pub streams: streams::Streams,
     pub metrics: Option<PrometheusHandle>,
@@ -41,9 +43,10 @@ impl Api {
     pub fn new(chassis: Chassis, metrics: Option<PrometheusHandle>) -> Self {
         let callers = Callers::start(&chassis);
         let starts = Starts::new(&chassis);
+        let inbox = Inbox::start(&chassis);
         let gateway = gateway::Gateway::start(&chassis);
         let feeds = feed::Feeds::new(&chassis);
-        Self { chassis, callers, feeds, starts, gateway, streams: streams::Streams::default(), metrics }
+        Self { chassis, callers, feeds, starts, inbox, gateway, streams: streams::Streams::default(), metrics }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The mail listener: LMTP (RFC 2033) and SMTP (RFC 5321) for the mail server in front, on an address that only that server can reach. A mail is answered with 250
 //! only when it is kept (invariant KEPT); what cannot be kept now is answered with 451, and the server brings it again.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use smtp_proto::{Request, request::receiver::DataReceiver};
 use tokio::{
@@ -10,7 +10,7 @@ use tokio::{
     sync::Semaphore,
     time::timeout,
 };
-use towpath_channel::Envelope;
+use towpath_channel::{Envelope, Inbox};
 use towpath_chassis::{Chassis, Error};
 use towpath_schemas::{ErrorCode, id::ChannelId, limit::INBOUND_BYTES};
 
@@ -28,7 +28,7 @@ const MISTAKES: usize = 20;
 const DRAIN_BYTES: usize = 4 * INBOUND_BYTES;
 
 /// Serves until the process drains.
-pub async fn serve(chassis: Chassis, listener: TcpListener) {
+pub async fn serve(chassis: Chassis, inbox: Inbox, listener: TcpListener) {
     let stop = chassis.tasks.stopping();
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
@@ -36,8 +36,8 @@ pub async fn serve(chassis: Chassis, listener: TcpListener) {
             () = stop.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Too many open files, as a rule: it passes.
                 tracing::warn!(%error, "a mail connection cannot be accepted");
@@ -46,9 +46,17 @@ pub async fn serve(chassis: Chassis, listener: TcpListener) {
             }
         };
         let place = places.clone().try_acquire_owned();
-        let own = chassis.clone();
+        let (own, inbox) = (chassis.clone(), inbox.clone());
         chassis.tasks.spawn(async move {
-            let mut connection = Connection { stream: BufReader::new(stream), chassis: own, lmtp: false, mistakes: 0 };
+            let mut connection = Connection {
+                stream: BufReader::new(stream),
+                chassis: own,
+                inbox,
+                peer: peer.ip(),
+                helo: String::new(),
+                lmtp: false,
+                mistakes: 0,
+            };
             let result = match place {
                 Ok(_place) => connection.talk().await,
                 Err(_) => {
@@ -66,6 +74,10 @@ pub async fn serve(chassis: Chassis, listener: TcpListener) {
 struct Connection {
     stream: BufReader<TcpStream>,
     chassis: Chassis,
+    inbox: Inbox,
+    peer: IpAddr,
+    /// What the other side calls itself.
+    helo: String,
     lmtp: bool,
     mistakes: usize,
 }
@@ -111,9 +123,13 @@ impl Connection {
             let Some(line) = line else { return Ok(()) };
             let request = Request::parse(&mut line.iter());
             match request {
-                Ok(Request::Ehlo { .. }) => self.greet(false, &mut transaction).await?,
+                Ok(Request::Ehlo { host }) => {
+                    self.helo = host.into_owned();
+                    self.greet(false, &mut transaction).await?;
+                }
                 Ok(Request::Lhlo { .. }) => self.greet(true, &mut transaction).await?,
-                Ok(Request::Helo { .. }) => {
+                Ok(Request::Helo { host }) => {
+                    self.helo = host.into_owned();
                     transaction = Transaction::default();
                     self.say("250 towpath").await?;
                 }
@@ -169,7 +185,7 @@ impl Connection {
         if transaction.to.len() == RECIPIENTS {
             return self.say(&format!("452 4.5.3 at most {RECIPIENTS} recipients at a time")).await;
         }
-        match towpath_channel::recipients(&self.chassis, &[address.to_owned()]).await {
+        match self.inbox.recipients(&[address.to_owned()]).await {
             Ok(found) => match found.first() {
                 Some((channel, _)) => {
                     transaction.to.push((address.to_owned(), *channel));
@@ -199,9 +215,12 @@ impl Connection {
         let mut answers = Vec::with_capacity(channels.len());
         for channel in channels {
             let to = transaction.to.iter().filter(|(_, of)| *of == channel).map(|(address, _)| address.clone()).collect();
-            let envelope = Envelope { from: transaction.from.clone().unwrap_or_default(), to };
+            // LMTP is what a mail server of our own speaks: its address tells nothing of the sender's.
+            let is_direct = !self.lmtp && !self.peer.is_loopback();
+            let (ip, helo) = (is_direct.then_some(self.peer), is_direct.then(|| self.helo.clone()));
+            let envelope = Envelope { from: transaction.from.clone().unwrap_or_default(), to, ip, helo };
             let answer = match &raw {
-                Ok(raw) => match towpath_channel::receive(&self.chassis, channel, &envelope, raw).await {
+                Ok(raw) => match self.inbox.receive(channel, envelope, raw.clone(), None).await {
                     Ok(_) => "250 2.6.0 kept".to_owned(),
                     Err(Error::Refused(problem)) if problem.code == ErrorCode::TooLarge.code() => format!("552 5.3.4 {}", problem.detail),
                     Err(Error::Refused(problem)) if problem.code == ErrorCode::NotFound.code() => format!("550 5.1.1 {}", problem.detail),

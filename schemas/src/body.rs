@@ -470,7 +470,7 @@ pub struct Channel {
 pub struct Inbound {
     pub id: InboundId,
     pub channel: String,
-    /// `received`, `waiting`, `started`, `steered`, `ignored`, `refused` or `dead`.
+    /// `received`, `waiting`, `started`, `steered`, `answered`, `ignored`, `refused` or `dead`.
     pub state: String,
     /// Why it is in this state, in words.
     pub reason: Option<String>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::limit::{CHANNEL_RULES, MESSAGES_PER_THREAD_HOUR};
+use crate::limit::{CHANNEL_RULES, MESSAGES_PER_CHANNEL_MINUTE, MESSAGES_PER_THREAD_HOUR};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -28,9 +28,20 @@ pub struct ChannelDefinition {
     /// Runs and steers that one thread may cause in an hour before nothing more is taken from it: two programs that answer each other.
     #[serde(default = "messages_per_hour")]
     pub messages_per_hour: u32,
+    /// Runs and steers that the whole channel may cause in a minute; what comes beyond waits its turn.
+    #[serde(default = "messages_per_minute")]
+    pub messages_per_minute: u32,
+    /// Whether the first message of a thread is acknowledged with its run, unless the answer itself follows within seconds.
+    #[serde(default = "yes")]
+    pub acknowledge: bool,
+    /// Where the channel's owner is told what nobody else hears of: an answer that was given up, a thread that was stopped. An http or https URL, by Standard
+    /// Webhooks, signed with the secret `notify_secret` when there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notify: Option<String>,
     /// A mail channel. (More kinds will stand beside it; a channel is of one kind.)
     pub mail: MailChannel,
-    /// Secrets by name: `hook_password` (for POST /hooks/…), `smtp_password`. Stored encrypted and never shown again; one that is left out stays as it was.
+    /// Secrets by name: `hook_password` (for POST /hooks/…), `smtp_password`, `notify_secret`. Stored encrypted and never shown again; one that
+    /// is left out stays as it was.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<String, SecretText>,
 }
@@ -49,6 +60,14 @@ impl std::fmt::Debug for SecretText {
 
 fn messages_per_hour() -> u32 {
     MESSAGES_PER_THREAD_HOUR
+}
+
+fn messages_per_minute() -> u32 {
+    MESSAGES_PER_CHANNEL_MINUTE
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// Who may start and steer runs.
@@ -85,7 +104,7 @@ pub struct Rule {
 pub struct MailChannel {
     /// Addresses that this channel takes mail for, each of one channel only. Answers come from the first.
     pub addresses: Vec<String>,
-    /// The name that the mail server in front writes into `Authentication-Results`. Without one no author is verified.
+    /// The name that the mail server in front writes into `Authentication-Results`; its findings are then believed. Without one DKIM, SPF and DMARC are checked here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authserv_id: Option<String>,
     pub smtp: Smtp,
@@ -124,7 +143,7 @@ pub enum Tls {
 }
 
 /// Secrets that a channel may have.
-pub const SECRETS: [&str; 2] = ["hook_password", "smtp_password"];
+pub const SECRETS: [&str; 3] = ["hook_password", "smtp_password", "notify_secret"];
 
 impl ChannelDefinition {
     /// The first thing that is wrong, in words for whoever wrote it.
@@ -159,8 +178,11 @@ impl ChannelDefinition {
         if self.mail.smtp.host.is_empty() {
             return Err("mail.smtp.host: it is empty".to_owned());
         }
+        if self.messages_per_hour == 0 || self.messages_per_minute == 0 {
+            return Err("messages_per_hour, messages_per_minute: at least 1; `towpath channel pause` stops a channel".to_owned());
+        }
         match self.secrets.iter().find(|(name, value)| !SECRETS.contains(&name.as_str()) || value.0.is_empty()) {
-            Some((name, _)) => Err(format!("secrets: `{name}` is empty or unknown; there are {}", SECRETS.join(" and "))),
+            Some((name, _)) => Err(format!("secrets: `{name}` is empty or unknown; there are {}", SECRETS.join(", "))),
             None => Ok(()),
         }
     }
@@ -212,9 +234,10 @@ mod tests {
         wrong(|channel| channel.mail.addresses = vec!["agent+x@example.org".to_owned()], "without `+`");
         wrong(
             |channel| drop(channel.secrets.insert("pasword".to_owned(), SecretText("x".to_owned()))),
-            "there are hook_password and smtp_password",
+            "there are hook_password, smtp_password, notify_secret",
         );
         wrong(|channel| drop(channel.secrets.insert("smtp_password".to_owned(), SecretText("x".to_owned()))), "mail.smtp.user");
+        wrong(|channel| channel.messages_per_minute = 0, "at least 1");
         wrong(|channel| channel.members = vec!["Example.org".to_owned()], "lower case");
         wrong(|channel| drop(channel.users.insert("ann".to_owned(), "ann".to_owned())), "users");
     }

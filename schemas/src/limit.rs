@@ -76,6 +76,10 @@ pub const INBOUND_DAYS: i32 = 14;
 pub const CHANNEL_RULES: usize = 1000;
 /// Messages of one thread that are taken in an hour unless the channel says otherwise.
 pub const MESSAGES_PER_THREAD_HOUR: u32 = 30;
+/// Messages of one channel that are taken in a minute unless the channel says otherwise.
+pub const MESSAGES_PER_CHANNEL_MINUTE: u32 = 600;
+/// Bytes of a result's text in an answer; of a longer one the beginning, and the whole as a file.
+pub const ANSWER_TEXT_BYTES: usize = 64 * 1024;
 /// Bytes of outputs that go along with one answer; what does not fit is named with its size.
 pub const ANSWER_FILE_BYTES: u64 = 10 * 1024 * 1024;
 /// Rows of one page of a list.

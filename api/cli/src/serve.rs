@@ -211,12 +211,12 @@ async fn provision(chassis: &Chassis) -> anyhow::Result<()> {
 
 async fn serve(chassis: Chassis, metrics: PrometheusHandle, started: Instant) -> anyhow::Result<()> {
     let listener = TcpListener::bind(chassis.config.listen).await.with_context(|| format!("TOWPATH_LISTEN {}", chassis.config.listen))?;
+    let api = Api::new(chassis.clone(), Some(metrics));
     if let Some(address) = chassis.config.mail_listen {
         let listener = TcpListener::bind(address).await.with_context(|| format!("TOWPATH_MAIL_LISTEN {address}"))?;
         tracing::info!(listen = %listener.local_addr()?, "taking mail");
-        chassis.tasks.spawn(towpath_api::mail::serve(chassis.clone(), listener));
+        chassis.tasks.spawn(towpath_api::mail::serve(chassis.clone(), api.inbox.clone(), listener));
     }
-    let api = Api::new(chassis.clone(), Some(metrics));
     tracing::info!(listen = %listener.local_addr()?, elapsed_ms = started.elapsed().as_millis(), "serving");
     let stop = chassis.tasks.stopping();
     // Small messages follow one another on a sandbox's connection; held back until the first is acknowledged they would come 40 ms late.

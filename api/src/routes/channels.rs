@@ -26,7 +26,12 @@ use crate::{
 };
 
 pub fn routes() -> OpenApiRouter<Api> {
-    OpenApiRouter::new().routes(routes!(put, get, delete)).routes(routes!(list)).routes(routes!(hook))
+    OpenApiRouter::new()
+        .routes(routes!(put, get, delete))
+        .routes(routes!(list))
+        .routes(routes!(pause))
+        .routes(routes!(resume))
+        .routes(routes!(hook))
 }
 
 /// Stores a channel. Secrets that are left out stay as they were.
@@ -65,6 +70,20 @@ async fn delete(State(api): State<Api>, Admin(caller): Admin, Path(name): Path<S
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// Takes nothing more in until it is resumed; what comes meanwhile is kept and waits.
+#[utoipa::path(post, path = "/v1/channels/{name}/pause", responses((status = 204), (status = 404, body = Problem)))]
+async fn pause(State(api): State<Api>, Admin(caller): Admin, Path(name): Path<String>) -> Answer<StatusCode> {
+    towpath_channel::pause(&api.chassis, caller.tenant, &name, true).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Takes in what has waited, and what comes.
+#[utoipa::path(post, path = "/v1/channels/{name}/resume", responses((status = 204), (status = 404, body = Problem)))]
+async fn resume(State(api): State<Api>, Admin(caller): Admin, Path(name): Path<String>) -> Answer<StatusCode> {
+    towpath_channel::pause(&api.chassis, caller.tenant, &name, false).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Handed {
@@ -96,7 +115,7 @@ async fn hook(
     }
     let raw = read(body.into_data_stream(), INBOUND_BYTES).await?;
     let to = handed.to.split(',').map(|to| to.trim().to_owned()).filter(|to| !to.is_empty()).collect();
-    towpath_channel::receive(&api.chassis, channel, &Envelope { from: handed.from, to }, &raw).await?;
+    api.inbox.receive(channel, Envelope { from: handed.from, to, ip: None, helo: None }, raw.to_vec(), None).await?;
     Ok(StatusCode::OK)
 }
 

@@ -78,6 +78,10 @@ scenes! {
         async |process: &Process, _: &World, _: &Life| sweep(process, "missed deliveries").await;
     a_missed_message_is_found_by_the_sweep: "sweep missed inbound", Nobody, never, written_long_ago,
         async |process: &Process, _: &World, _: &Life| sweep(process, "missed inbound").await;
+    a_late_reply_is_taken_in_once_more: "sweep steers of messages", Nobody, never, unread,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "steers of messages").await;
+    an_owner_is_told_once_of_an_answer_that_was_given_up: "sweep answers given up", Nobody, never, given_up,
+        async |process: &Process, _: &World, _: &Life| sweep(process, "answers given up").await;
     a_message_loses_its_bytes_when_it_is_old: "sweep old inbound", Owner, never, taken_long_ago,
         async |process: &Process, _: &World, _: &Life| sweep(process, "old inbound").await;
     an_unfinished_object_is_deleted_by_the_sweep: "sweep unfinished objects", Nobody, never, half_written,
@@ -259,6 +263,39 @@ async fn taken_long_ago(world: &World) -> Result<Life> {
     let life = written(world).await?;
     life::handle(&world.first, "intake", world.inbound().await?).await?;
     sqlx::query("update inbound set created_at = now() - interval '20 days'").execute(world.db()).await?;
+    Ok(life)
+}
+
+/// A mail that became a steer which its run ended without.
+async fn unread(world: &World) -> Result<Life> {
+    let life = world.settled().await?;
+    let channel = world.mail_channel(&life).await?;
+    world.write(channel).await?;
+    sqlx::query("update inbound set state = 'steered', run_id = $1, next_attempt_at = null, handled_at = now(), steer_looked_at = now()")
+        .bind(life.run.uuid())
+        .execute(world.db())
+        .await?;
+    sqlx::query("insert into steer (id, tenant_id, run_id, ordinal, message, state, principal_id) select id, tenant_id, run_id, 1, 'late', 'expired', $1 from inbound")
+        .bind(life.principal.uuid())
+        .execute(world.db())
+        .await?;
+    Ok(life)
+}
+
+/// A mail whose answer was given up, of a channel whose owner wants to hear of it.
+async fn given_up(world: &World) -> Result<Life> {
+    let life = written(world).await?;
+    sqlx::query("update channel set definition = definition || jsonb_build_object('notify', $1)")
+        .bind(&world.receiver.url)
+        .execute(world.db())
+        .await?;
+    sqlx::query("update inbound set state = 'ignored', next_attempt_at = null, handled_at = now()").execute(world.db()).await?;
+    sqlx::query(
+        "insert into delivery (id, tenant_id, inbound_id, n, about, kind, target, body, state, answer, ended_at)
+         select gen_random_uuid(), tenant_id, id, -1, 'status', 'thread', 'inb', '{}', 'dead', 'SMTP 550', now() from inbound",
+    )
+    .execute(world.db())
+    .await?;
     Ok(life)
 }
 

@@ -1,10 +1,15 @@
 //! Mail, end to end: a real mail server (Postfix) between people and Towpath, in both directions.
 
 use anyhow::{Context, Result, ensure};
+use mail_auth::{
+    common::{crypto::Ed25519Key, headers::HeaderWriter},
+    dkim::DkimSigner,
+};
 use mail_parser::{MessageParser, MimeHeaders};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use stage::{
+    dns::Dns,
     mail::{AGENTS, AUTHSERV_ID, NOWHERE, PEOPLE, Postfix},
     wait_for,
 };
@@ -12,7 +17,7 @@ use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     net::TcpStream,
 };
-use towpath_journeys::{Ground, SOON, World};
+use towpath_journeys::{Ground, Receiver, SOON, World};
 
 /// Answers with what it was told, keeps a count in its workspace, leaves a file, and waits for a word when it is asked to.
 const AGENT: &str = r##"
@@ -37,6 +42,7 @@ pathlib.Path(os.environ["TOWPATH_RESULT_FILE"]).write_text("**run %d** of this t
 struct Town {
     world: World,
     postfix: Postfix,
+    dns: Dns,
     lmtp: u16,
 }
 
@@ -45,11 +51,13 @@ impl Town {
         let lmtp = stage::free_port()?;
         let postfix = Postfix::start(lmtp, &[PEOPLE]).await?;
         let listen = format!("127.0.0.1:{lmtp}");
-        let world = World::prepare(Ground::shared().await?, &[("TOWPATH_MAIL_LISTEN", &listen)]).await?;
+        let dns = Dns::start().await?;
+        let names = dns.address.to_string();
+        let world = World::prepare(Ground::shared().await?, &[("TOWPATH_MAIL_LISTEN", &listen), ("TOWPATH_DNS", &names)]).await?;
         world.spawn("all", &["dev"])?;
         world.ready().await?;
         world.agent("helper", &["/usr/bin/python3", "-c", AGENT], json!({})).await?;
-        let town = Self { world, postfix, lmtp };
+        let town = Self { world, postfix, dns, lmtp };
         town.channel(json!({})).await?;
         Ok(town)
     }
@@ -329,5 +337,146 @@ async fn an_answer_that_comes_back_is_told_where_its_owner_looks() -> Result<()>
     let report = page["items"].as_array().and_then(|items| items.iter().find(|item| item["state"] == "ignored")).context("the report")?;
     ensure!(report["reason"].as_str().zip(delivery["id"].as_str()).is_some_and(|(reason, id)| reason.contains(id)), "{report}");
     ensure!(town.world.count("select count(*) from run").await? == 2, "a report started a run");
+    town.world.finish().await
+}
+
+#[tokio::test]
+async fn people_are_told_how_their_messages_stand_and_a_reply_that_came_too_late_starts_the_next_run() -> Result<()> {
+    let town = Town::build().await?;
+    // A paused channel keeps what comes, and takes it in when it is resumed.
+    let pause = async |action: &str| town.world.call(Method::POST, &format!("/v1/channels/mail/{action}"), None).await;
+    ensure!(pause("pause").await?.0 == StatusCode::NO_CONTENT, "pause");
+    town.letter("p1@people.test", "Subject: long work\r\n", "wait for my word").await?;
+    wait_for("the message to wait", SOON, async || {
+        let page = town.world.get("/v1/inbound").await.ok()?;
+        page["items"].as_array()?.iter().any(|item| item["state"] == "waiting" && item["reason"] == "its channel is paused").then_some(())
+    })
+    .await?;
+    ensure!(town.world.count("select count(*) from run").await? == 0, "a paused channel started a run");
+    ensure!(pause("resume").await?.0 == StatusCode::NO_CONTENT, "resume");
+    let started = town.inbound("p1@people.test").await?;
+    let run = started["run"].as_str().context("run")?.to_owned();
+    town.world.until(&run, SOON, |run| run["state"] == "running").await?;
+
+    // Nobody answers for a while: the message is acknowledged with its run.
+    let text = text_of(&town.answers(1).await?)?;
+    ensure!(text.starts_with(&format!("{run} works on this")), "{text}");
+
+    // `status` is answered, and is no word to the agent.
+    town.letter("p2@people.test", "Subject: x\r\nIn-Reply-To: <p1@people.test>\r\n", "status\r\n\r\n> what you wrote").await?;
+    ensure!(town.inbound("p2@people.test").await?["state"] == "answered", "`status` was not answered");
+    let text = text_of(&town.answers(2).await?)?;
+    ensure!(text.starts_with(&format!("{run} works. Started ")), "{text}");
+
+    // A reply that the agent ends without reading is not lost: it starts the next run. Its quotation is left out, and goes along as a file.
+    town.letter("p3@people.test", "Subject: x\r\nIn-Reply-To: <p1@people.test>\r\n", "go on").await?;
+    let quoting = "and then this\r\n\r\nOn Tue, 1 Dec 2026 at 10:00, Helper <helper@agents.test> wrote:\r\n> what you wrote";
+    town.letter("p4@people.test", "Subject: x\r\nIn-Reply-To: <p1@people.test>\r\n", quoting).await?;
+    let next = wait_for("the late reply's run", SOON, async || {
+        let page = town.world.get("/v1/inbound").await.ok()?;
+        let late = page["items"].as_array()?.iter().find(|item| item["state"] == "started" && item["run"] != run.as_str())?.clone();
+        Some(late["run"].as_str()?.to_owned())
+    })
+    .await
+    .with_context(|| town.world.logs())?;
+    town.world.ended(&next).await?;
+    let result = town.world.get(&format!("/v1/runs/{next}")).await?;
+    ensure!(result["prompt"].as_str().is_some_and(|prompt| prompt.starts_with("and then this\n\n[the quoted text")), "{result}");
+    ensure!(result["result"]["text"].as_str().is_some_and(|text| text.contains("run 2") && text.contains("'message.txt'")), "{result}");
+
+    // Somebody who is known and may not is told why.
+    town.channel(json!({ "access": "private", "users": {} })).await?;
+    town.letter("p5@people.test", "Subject: may I\r\n", "hello").await?;
+    ensure!(town.inbound("p5@people.test").await?["state"] == "refused", "let in");
+    let told = wait_for("the refusal", SOON, async || {
+        let mails = town.postfix.mailbox().ok()?;
+        mails.into_iter().find_map(|mail| text_of(&mail).ok().filter(|text| text.contains("was not taken")))
+    })
+    .await?;
+    ensure!(told.contains("is not in `users` of this channel"), "{told}");
+    town.world.finish().await
+}
+
+/// The mail with a signature of `domain`.
+fn signed(key: &[u8], domain: &str, mail: &str) -> Result<String> {
+    let key = Ed25519Key::from_pkcs8_der(key).map_err(|error| anyhow::anyhow!("{error}"))?;
+    let signature = DkimSigner::from_key(key).domain(domain).selector("s").headers(["From", "Subject"]).sign(mail.as_bytes());
+    Ok(format!("{}{mail}", signature.map_err(|error| anyhow::anyhow!("{error}"))?.to_header()))
+}
+
+#[tokio::test]
+async fn without_a_mail_server_that_vouches_the_author_is_proved_by_signature_and_dns_and_a_silent_dns_sends_nobody_away() -> Result<()> {
+    let town = Town::build().await?;
+    let helper = format!("helper@{AGENTS}");
+    let channel = json!({ "name": "mail", "agent": "helper", "access": "internal", "members": ["signed.test"],
+        "mail": { "addresses": [&helper], "smtp": { "host": "127.0.0.1", "port": town.postfix.port, "tls": "none" } } });
+    let (status, answer) = town.world.call(Method::PUT, "/v1/channels/mail", Some(&channel)).await?;
+    ensure!(status.is_success(), "{status} {answer}");
+    let key = Ed25519Key::generate_pkcs8().map_err(|error| anyhow::anyhow!("{error}"))?;
+    let public = Ed25519Key::from_pkcs8_der(&key).map_err(|error| anyhow::anyhow!("{error}"))?.public_key();
+    use base64::Engine as _;
+    let record = format!("v=DKIM1; k=ed25519; p={}", base64::engine::general_purpose::STANDARD.encode(public));
+    for domain in ["signed.test", "elsewhere.test"] {
+        town.dns.set(&format!("s._domainkey.{domain}"), &record);
+        town.dns.set(&format!("_dmarc.{domain}"), "v=DMARC1; p=reject");
+    }
+    let send = async |id: &str, content: String| -> Result<Value> {
+        let answers = smtp(town.lmtp, "LHLO", "forwarder@relay.test", &helper, &content).await?;
+        ensure!(answers.last().is_some_and(|answer| answer.starts_with("250")), "{answers:?}");
+        town.inbound(id).await
+    };
+    let mail = |id: &str| format!("From: ann@signed.test\r\nSubject: hi\r\nMessage-ID: <{id}>\r\n\r\nhello\r\n");
+    // Through a forwarder, whose address no SPF record names: the signature outlives that (C13).
+    let proven = send("d1@x", signed(&key, "signed.test", &mail("d1@x"))?).await?;
+    ensure!(proven["state"] == "started", "{proven}");
+    // Not signed; signed by another domain; changed after it was signed (C10, C14).
+    let changed = signed(&key, "signed.test", &mail("d4@x"))?.replace("hello", "other");
+    for (id, content) in [("d2@x", mail("d2@x")), ("d3@x", signed(&key, "elsewhere.test", &mail("d3@x"))?), ("d4@x", changed)] {
+        let forged = send(id, content).await?;
+        ensure!(forged["state"] == "refused" && forged["reason"].as_str().is_some_and(|why| why.contains("nobody vouches")), "{forged}");
+    }
+    // While DNS does not answer nobody can tell, so the message waits (UNSURE); then it is taken in.
+    town.dns.set_broken(true);
+    let answers = smtp(town.lmtp, "LHLO", "ann@signed.test", &helper, &signed(&key, "signed.test", &mail("d5@x"))?).await?;
+    ensure!(answers.last().is_some_and(|answer| answer.starts_with("250")), "{answers:?}");
+    wait_for("the message to wait for DNS", SOON, async || {
+        let page = town.world.get("/v1/inbound").await.ok()?;
+        let waits = |item: &&Value| item["state"] == "waiting" && item["reason"].as_str().is_some_and(|why| why.contains("DNS"));
+        page["items"].as_array()?.iter().find(waits).map(|_| ())
+    })
+    .await
+    .with_context(|| town.world.logs())?;
+    town.dns.set_broken(false);
+    let taken = town.inbound("d5@x").await?;
+    ensure!(taken["state"] == "started", "{taken}");
+    town.world.finish().await
+}
+
+#[tokio::test]
+async fn the_owner_of_a_channel_is_told_of_answers_that_were_given_up_and_of_stopped_threads() -> Result<()> {
+    let town = Town::build().await?;
+    let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYqr";
+    let owner = Receiver::start(&["200 OK"]).await?;
+    let more = json!({ "notify": owner.url, "secrets": { "notify_secret": secret }, "messages_per_hour": 1 });
+    town.channel(more).await?;
+    town.letter("o1@people.test", &format!("Subject: x\r\nReply-To: gone@{PEOPLE}\r\n"), "hello").await?;
+    let run = town.inbound("o1@people.test").await?["run"].as_str().context("run")?.to_owned();
+    let told = async |what: &str| {
+        wait_for("the owner to be told", SOON, async || {
+            owner.received().into_iter().find(|post| String::from_utf8_lossy(&post.body).contains(what))
+        })
+        .await
+        .with_context(|| town.world.logs())
+    };
+    let post = told("was given up").await?;
+    let headers = post.headers.iter().map(|(name, value)| Ok((name.parse()?, value.parse()?))).collect::<Result<_>>()?;
+    standardwebhooks::Webhook::new(secret)?.verify(&post.body, &headers)?;
+    let body: Value = serde_json::from_slice(&post.body)?;
+    ensure!(body["type"] == "channel.notice" && body["data"]["run"] == run.as_str() && body["data"]["channel"] == "mail", "{body}");
+    ensure!(body["data"]["what"].as_str().is_some_and(|what| what.contains("SMTP 550")), "{body}");
+    town.letter("o2@people.test", "Subject: x\r\nIn-Reply-To: <o1@people.test>\r\n", "again").await?;
+    ensure!(town.inbound("o2@people.test").await?["state"] == "refused", "the thread was not stopped");
+    told("messages_per_hour").await?;
+    ensure!(!town.world.dump()?.contains(secret), "a secret stands in the dump in clear");
     town.world.finish().await
 }

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod dns;
 mod http;
 mod keeper;
 pub mod mail;

@@ -8,8 +8,8 @@ use towpath_chassis::{Chassis, Error, Result};
 use towpath_delivery::{Due, state::Answer};
 use towpath_schemas::{
     body::{Run, RunState},
-    id::ThreadId,
-    limit::ANSWER_FILE_BYTES,
+    id::{InboundId, RunId},
+    limit::{ANSWER_FILE_BYTES, ANSWER_TEXT_BYTES},
 };
 
 use crate::{
@@ -18,26 +18,30 @@ use crate::{
         compose::{self, compose},
         read::Attachment,
     },
-    smtp, table, token,
+    notice, smtp, table, token,
 };
 
 pub async fn attempt(chassis: Chassis, due: Due) -> Result<Answer> {
-    let Ok(thread) = due.target.parse::<ThreadId>() else { return Ok(Answer::Refused("the target is no thread".to_owned())) };
-    let Some(answering) = intake::table::answering(&chassis.db, due.tenant, thread, due.run).await? else {
+    let Some(message) = due.inbound.or(due.run.map(|run| InboundId(run.uuid()))) else {
+        return Ok(Answer::Refused("it answers nothing".to_owned()));
+    };
+    let Some(answering) = intake::table::answering(&chassis.db, due.tenant, message).await? else {
         return Ok(Answer::Refused("the channel of this thread was deleted".to_owned()));
     };
-    let mut run = match towpath_run::view::run(&chassis.db, due.tenant, due.run).await {
-        Ok(run) => run,
-        Err(Error::Refused(problem)) => return Ok(Answer::Refused(problem.detail)),
-        Err(error) => return Err(error),
-    };
-    let ended = due.body["type"] == towpath_delivery::About::RunEnded.event();
-    let (attachments, too_large) = if ended { outputs(&chassis, &due).await? } else { (Vec::new(), Vec::new()) };
-    let mut text = if ended { ending(&mut run) } else { doubt(&run) };
-    for name in too_large {
-        let _ = write!(text, "\n\n{name}");
+    if let Some(why) = notice::overtaken(&chassis, &due).await? {
+        return Ok(Answer::Taken(why.to_owned()));
     }
-    let _ = write!(text, "\n\n---\n\n{} · {}", answering.agent, run.id);
+    let told = match (due.inbound, due.run) {
+        (None, Some(run)) => match about_run(&chassis, &due, run).await {
+            Ok(told) => told,
+            Err(Error::Refused(problem)) => return Ok(Answer::Refused(problem.detail)),
+            Err(error) => return Err(error),
+        },
+        _ => (due.body["text"].as_str().unwrap_or_default().to_owned(), Vec::new()),
+    };
+    let (mut text, attachments) = told;
+    let named = due.run.map(|run| format!(" · {run}")).unwrap_or_default();
+    let _ = write!(text, "\n\n---\n\n{}{named}", answering.agent);
     let mail = &answering.definition.mail;
     let Some((from, domain)) = mail.addresses.first().and_then(|from| Some((from, from.rsplit_once('@')?.1))) else {
         return Ok(Answer::Refused("the channel has no address".to_owned()));
@@ -46,7 +50,7 @@ pub async fn attempt(chassis: Chassis, due: Due) -> Result<Answer> {
     let answer = compose::Answer {
         from: from.clone(),
         name: answering.agent.clone(),
-        reply_to: token::address(&chassis.secrets, from, thread),
+        reply_to: answering.thread.map_or_else(|| from.clone(), |thread| token::address(&chassis.secrets, from, thread)),
         to: answering.head.to.clone(),
         subject: answering.head.subject.clone(),
         message_id: message_id.clone(),
@@ -61,16 +65,57 @@ pub async fn attempt(chassis: Chassis, due: Due) -> Result<Answer> {
     };
     // A bounce comes back to the channel's own address; its report carries the Message-ID.
     let Ok(envelope) = envelope(from, &answer.to) else { return Ok(Answer::Refused(format!("`{}` is no mail address", answer.to))) };
-    // Known before anyone can answer it.
-    let mut work = chassis.begin().await?;
-    intake::table::insert_message(&mut work, answering.channel, &message_id, thread, due.tenant).await?;
-    work.commit().await?;
+    if let Some(thread) = answering.thread {
+        // Known before anyone can answer it.
+        let mut work = chassis.begin().await?;
+        intake::table::insert_message(&mut work, answering.channel, &message_id, thread, due.tenant).await?;
+        work.commit().await?;
+    }
     let secrets = match table::open_secrets(&chassis, answering.channel, answering.secrets.as_deref()) {
         Ok(secrets) => secrets,
         Err(error) => return Ok(Answer::Refused(error.to_string())),
     };
     let password = secrets.get("smtp_password").map(String::as_str);
     Ok(smtp::send(&chassis, &mail.smtp, password, domain, &envelope, &composed.formatted()).await)
+}
+
+/// What there is to say of a run, and what goes along.
+async fn about_run(chassis: &Chassis, due: &Due, id: RunId) -> Result<(String, Vec<Attachment>)> {
+    let mut run = towpath_run::view::run(&chassis.db, due.tenant, id).await?;
+    if !due.is_about(towpath_delivery::About::RunEnded) {
+        return Ok((doubt(&run), Vec::new()));
+    }
+    let (mut attachments, too_large) = outputs(chassis, due, id).await?;
+    let mut text = ending(&mut run);
+    if let Some(head) = beginning(&text) {
+        let whole = std::mem::replace(&mut text, head);
+        attachments
+            .insert(0, Attachment { name: "result.md".to_owned(), media_type: "text/markdown".to_owned(), content: whole.into_bytes() });
+    }
+    for name in too_large {
+        let _ = write!(text, "\n\n{name}");
+    }
+    Ok((text, attachments))
+}
+
+/// The beginning of a text that is too long for a mail, up to a paragraph's or a line's end.
+fn beginning(text: &str) -> Option<String> {
+    if text.len() <= ANSWER_TEXT_BYTES {
+        return None;
+    }
+    let mut most = ANSWER_TEXT_BYTES;
+    while !text.is_char_boundary(most) {
+        most -= 1;
+    }
+    let head = text.get(..most)?;
+    let end = ["\n\n", "\n"].iter().filter_map(|border| head.rfind(border)).find(|end| *end > most / 2).unwrap_or(most);
+    let mut head = head.get(..end)?.to_owned();
+    // A block of code that is cut is closed, or all that follows would be code (field case B3).
+    if head.lines().filter(|line| line.trim_start().starts_with("```")).count() % 2 == 1 {
+        head.push_str("\n```");
+    }
+    head.push_str("\n\n[the whole result is in result.md]");
+    Some(head)
 }
 
 fn envelope(from: &str, to: &str) -> std::result::Result<Envelope, lettre::error::Error> {
@@ -109,10 +154,10 @@ fn doubt(run: &Run) -> String {
 }
 
 /// The run's outputs that go along, and a line for each that does not.
-async fn outputs(chassis: &Chassis, due: &Due) -> Result<(Vec<Attachment>, Vec<String>)> {
+async fn outputs(chassis: &Chassis, due: &Due, run: RunId) -> Result<(Vec<Attachment>, Vec<String>)> {
     let (mut taken, mut left) = (Vec::new(), Vec::new());
     let mut room = ANSWER_FILE_BYTES;
-    for output in towpath_file::outputs(&chassis.db, due.tenant, due.run).await? {
+    for output in towpath_file::outputs(&chassis.db, due.tenant, run).await? {
         match output.object_key {
             None => left.push(format!("`{}` was not kept: {}", output.name, output.reason.unwrap_or_default())),
             Some(_) if output.size > room => left.push(format!("`{}` ({} bytes) is too large to go along", output.name, output.size)),
@@ -125,4 +170,18 @@ async fn outputs(chassis: &Chassis, due: &Due) -> Result<(Vec<Attachment>, Vec<S
         }
     }
     Ok((taken, left))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_very_long_result_is_a_beginning_and_a_file_and_its_code_stays_code_b3() {
+        assert_eq!(beginning("short"), None);
+        let long = format!("# Head\n\n```rust\n{}```\n", "let x = 1; // é\n".repeat(10_000));
+        let head = beginning(&long).expect("cut");
+        assert!(head.len() < ANSWER_TEXT_BYTES + 100 && head.starts_with("# Head"), "{}", head.len());
+        assert!(head.ends_with("// é\n```\n\n[the whole result is in result.md]"), "{}", &head[head.len() - 100..]);
+    }
 }

@@ -18,21 +18,26 @@ use towpath_run::accept::{NewSteerRow, cancel, steer};
 use towpath_schemas::{
     ErrorCode,
     body::NewRun,
-    channel::ChannelDefinition,
+    channel::{Access, ChannelDefinition},
     command::Command,
     id::{FileId, InboundId, PrincipalId, RunId, SessionId, SteerId, ThreadId},
     limit::{PROMPT_BYTES, STEER_BYTES},
     subject,
 };
 use tracing::Instrument;
+use uuid::Uuid;
 
 use crate::{
     mail::{
+        dmarc::{self, Verdict},
+        quote,
         read::{self, Attachment, Mail},
         trust,
     },
+    notice::{self, Known},
     state::{Door, Who, door},
     sweep::TIMER,
+    table::owner_of,
     token,
 };
 use table::{Claimed, Head, Outcome, Place, Placing};
@@ -46,8 +51,14 @@ const SOON: Duration = Duration::from_secs(1);
 /// Wait when a server that we stand on is away, and the longest after a failure of its own.
 const PASSING: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(300);
-/// What is added to a text that was cut.
+/// Waits while a channel is paused (resuming it ends them), and while it has taken as much as it may in a minute.
+const PAUSED: Duration = Duration::from_secs(300);
+const TOO_MANY: Duration = Duration::from_secs(10);
+/// The whole text, where the agent is not told all of it.
+const MESSAGE_FILE: &str = "message.txt";
+/// What is added to a text that was cut, and to one without what it quoted.
 const CUT: &str = "\n\n[cut here; the whole text is in message.txt]";
+const QUOTED: &str = "\n\n[the quoted text is left out; the whole message is in message.txt]";
 
 pub fn handler() -> Handler {
     Handler::new("intake", subject::INTAKE_ALL, handle)
@@ -86,17 +97,30 @@ async fn take_in(chassis: Chassis, claimed: Claimed) -> Result<()> {
     let span = telemetry::span_from("intake", claimed.traceparent.as_deref());
     async move {
         // A message that nobody can read must not stand in the way of others (field case C1).
-        let considered = AssertUnwindSafe(consider(&chassis, &claimed)).catch_unwind().await;
+        let mut known = Known::default();
+        let considered = AssertUnwindSafe(consider(&chassis, &claimed, &mut known)).catch_unwind().await;
         let outcome = match considered {
             Ok(Ok(outcome)) => outcome,
-            Ok(Err(error)) if error.is_passing() => Outcome::Waiting { after: PASSING, reason: error.problem().detail, failed: false },
+            Ok(Err(error)) if error.is_passing() => {
+                Outcome::Waiting { after: PASSING, reason: error.problem().detail, failed: false, told: false }
+            }
             Ok(Err(error)) => failed(&chassis, &claimed, error.chain()),
             Err(_) => failed(&chassis, &claimed, "taking it in panicked; the log tells more".to_owned()),
         };
         let mut work = chassis.begin().await?;
         let counted = table::record(&mut work, &claimed, &outcome).await?;
-        if let (true, Outcome::Waiting { after, .. }) = (counted, &outcome) {
-            timer::set(&mut work, &[(TIMER, claimed.id.to_string(), *after)]).await?;
+        if counted {
+            if let Outcome::Waiting { after, .. } = &outcome {
+                timer::set(&mut work, &[(TIMER, claimed.id.to_string(), *after)]).await?;
+            }
+            if let Some(channel) = &claimed.definition {
+                towpath_delivery::create(&mut work, notice::to_author(&claimed, channel, known, &outcome).as_slice()).await?;
+            }
+            if let Outcome::Stopped(what) | Outcome::Dead(what) = &outcome
+                && let Some(owner) = owner_of(&mut work, claimed.id).await?
+            {
+                notice::to_owner(&chassis, &mut work, &owner, claimed.id, None, what).await?;
+            }
         }
         work.commit().await?;
         tracing::info!(inbound = %claimed.id, ?outcome, "message taken in");
@@ -111,8 +135,10 @@ fn word(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Started(_) => "started",
         Outcome::Steered(..) => "steered",
+        Outcome::Answered(_) => "answered",
         Outcome::Ignored(_) => "ignored",
         Outcome::Refused(_) => "refused",
+        Outcome::Stopped(_) => "stopped",
         Outcome::Waiting { .. } => "waiting",
         Outcome::Dead(_) => "dead",
     }
@@ -124,35 +150,36 @@ fn failed(chassis: &Chassis, claimed: &Claimed, reason: String) -> Outcome {
         return Outcome::Dead(reason);
     }
     let after = Duration::from_secs(1 << claimed.attempts.clamp(0, 10)).min(LONGEST);
-    Outcome::Waiting { after: clock::scaled(after), reason, failed: true }
+    Outcome::Waiting { after: clock::scaled(after), reason, failed: true, told: false }
 }
 
 /// What is to be done with it.
-async fn consider(chassis: &Chassis, claimed: &Claimed) -> Result<Outcome> {
+async fn consider(chassis: &Chassis, claimed: &Claimed, known: &mut Known) -> Result<Outcome> {
     // What an earlier attempt has made already counts, whatever the world looks like now.
     if let Some(outcome) = made(chassis, claimed).await? {
         return Ok(outcome);
     }
     let Some(channel) = claimed.definition.clone() else { return Ok(Outcome::Refused("its channel was deleted".to_owned())) };
+    if claimed.paused {
+        return waiting(PAUSED, "its channel is paused");
+    }
     let (envelope, raw) = (claimed.envelope.clone(), Arc::new(claimed.raw.clone()));
-    let authserv_id = channel.mail.authserv_id.clone();
-    let read = spawn_blocking(move || {
-        let mail = read::read(&envelope.from, &raw)?;
-        let verified = match (&authserv_id, &mail.from) {
-            (Some(id), Some(from)) => trust::is_author(&raw, id, from),
-            _ => false,
-        };
-        Ok((mail, verified))
-    })
-    .await;
-    let (mail, verified) = match read {
-        Ok(Ok(read)) => read,
-        Ok(Err(error)) => {
-            let error: read::ReadError = error;
-            return Ok(Outcome::Refused(error.to_string()));
-        }
+    let mail = match spawn_blocking(move || read::read(&envelope.from, &raw)).await {
+        Ok(Ok(mail)) => mail,
+        Ok(Err(error)) => return Ok(Outcome::Refused(error.to_string())),
         Err(error) => return Err(Error::broken(format!("reading the mail: {error}"))),
     };
+    let verified = match is_verified(chassis, claimed, &channel, &mail).await? {
+        Verdict::Author => true,
+        Verdict::NotProven => false,
+        // Nobody is sent away because DNS was away; once the attempts are used up nobody vouches for it.
+        Verdict::Unsure(why) if claimed.attempts + 1 < chassis.config.limits.attempts => return Ok(failed(chassis, claimed, why)),
+        Verdict::Unsure(_) => false,
+    };
+    known.verified = verified;
+    let mut work = chassis.begin().await?;
+    table::know(&mut work, claimed, &head_of(&mail), mail.from.as_deref()).await?;
+    work.commit().await?;
     let (to, tokens): (Vec<String>, Vec<Option<ThreadId>>) =
         claimed.envelope.to.iter().map(|address| token::split(&chassis.secrets, address)).unzip();
     match door(&channel, &mail, verified, &to) {
@@ -171,54 +198,94 @@ async fn consider(chassis: &Chassis, claimed: &Claimed) -> Result<Outcome> {
             let what = if known.is_empty() { "nothing of ours".to_owned() } else { known.join(", ") };
             Ok(Outcome::Ignored(format!("a mail server's report on {what}")))
         }
-        Door::Come { who, agent } => come(chassis, claimed, &channel, &mail, &who, &agent, tokens.into_iter().flatten().next()).await,
+        Door::Come { who, agent } => {
+            let token = tokens.into_iter().flatten().next();
+            come(chassis, claimed, &Coming { channel: &channel, mail: &mail, who: &who, agent: &agent, token }, known).await
+        }
+    }
+}
+
+/// By the mail server in front when the channel names one, else by ourselves.
+async fn is_verified(chassis: &Chassis, claimed: &Claimed, channel: &ChannelDefinition, mail: &Mail) -> Result<Verdict> {
+    // Automatic mail is decided without its author.
+    let Some(from) = mail.from.as_deref().filter(|_| mail.automatic.is_none()) else { return Ok(Verdict::NotProven) };
+    match &channel.mail.authserv_id {
+        Some(id) => Ok(if trust::is_author(&claimed.raw, id, from) { Verdict::Author } else { Verdict::NotProven }),
+        // Nobody of a public channel needs to be known, but its users.
+        None if channel.access == Access::Public && !channel.users.contains_key(from) => Ok(Verdict::NotProven),
+        None => Ok(dmarc::judge(dmarc::resolver(chassis)?, &claimed.envelope, &claimed.raw).await),
+    }
+}
+
+fn head_of(mail: &Mail) -> Head {
+    Head {
+        message_id: mail.message_id.clone(),
+        references: mail.references.clone(),
+        to: mail.reply_to.clone().or(mail.from.clone()).unwrap_or_default(),
+        subject: mail.subject.clone(),
     }
 }
 
 /// The run or steer that carries this message's uuid.
 async fn made(chassis: &Chassis, claimed: &Claimed) -> Result<Option<Outcome>> {
-    let uuid = claimed.id.uuid();
-    if let Some(steer) = towpath_steer::by_id(&chassis.db, claimed.tenant, SteerId(uuid)).await? {
+    if let Some(steer) = towpath_steer::by_id(&chassis.db, claimed.tenant, steer_id(claimed.id, claimed.steers)).await? {
         return Ok(Some(Outcome::Steered(steer.run, None)));
     }
     let mut connection = chassis.db.acquire().await?;
-    let runs = towpath_run::existing(&mut connection, &[RunId(uuid)]).await?;
+    let runs = towpath_run::existing(&mut connection, &[RunId(claimed.id.uuid())]).await?;
     Ok(runs.first().map(|run| Outcome::Started(*run)))
+}
+
+/// The message's own uuid; when the run before did not take it, one made of it and of how often that was.
+pub(crate) fn steer_id(message: InboundId, steers: i32) -> SteerId {
+    let uuid = message.uuid();
+    SteerId(if steers == 0 { uuid } else { Uuid::new_v5(&uuid, &steers.to_be_bytes()) })
 }
 
 fn first_line(text: &str) -> String {
     text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no reason is given").chars().take(200).collect()
 }
 
-async fn come(
-    chassis: &Chassis,
-    claimed: &Claimed,
-    channel: &ChannelDefinition,
-    mail: &Mail,
-    who: &Who,
-    agent: &str,
+/// A message that may come in.
+struct Coming<'a> {
+    channel: &'a ChannelDefinition,
+    mail: &'a Mail,
+    who: &'a Who,
+    agent: &'a str,
     token: Option<ThreadId>,
-) -> Result<Outcome> {
-    let author = mail.from.clone().unwrap_or_default();
-    let head = Head {
-        message_id: mail.message_id.clone(),
-        references: mail.references.clone(),
-        to: mail.reply_to.clone().unwrap_or_else(|| author.clone()),
-        subject: mail.subject.clone(),
-    };
+}
+
+async fn come(chassis: &Chassis, claimed: &Claimed, coming: &Coming<'_>, known: &mut Known) -> Result<Outcome> {
+    let (channel, mail) = (coming.channel, coming.mail);
+    let head = head_of(mail);
     let mut work = chassis.begin().await?;
-    let principal = match who {
+    let principal = match coming.who {
         Who::User(name) => towpath_tenant::ensure_principal(&mut work, claimed.tenant, "user", name).await?,
         Who::Channel => claimed.actor,
     };
-    let placing = Placing { head: &head, author: &author, token, parents: &mail.parents, agent, most: channel.messages_per_hour };
+    let placing = Placing {
+        head: &head,
+        token: coming.token,
+        parents: &mail.parents,
+        agent: coming.agent,
+        most_an_hour: channel.messages_per_hour,
+        most_a_minute: channel.messages_per_minute,
+    };
     let place = table::place(&mut work, claimed, &placing).await?;
     work.commit().await?;
-    let (thread, agent, first) = match place {
-        Place::Thread { thread, agent, first } => (thread, agent, first),
-        Place::Behind => return waiting(SOON, "an earlier message of its thread is taken in first"),
+    let (thread, agent) = match place {
+        Place::Thread { thread, agent, first } => {
+            known.first = first;
+            (thread, agent)
+        }
+        Place::Behind => return quietly(SOON, "an earlier message of its thread is taken in first"),
+        Place::TooManyOfChannel => {
+            metrics::counter!("towpath_limit_reached_total", "limit" => "messages_per_minute").increment(1);
+            return waiting(TOO_MANY, "the channel takes no more messages in a minute (messages_per_minute)");
+        }
         Place::TooMany(taken) => {
-            return Ok(Outcome::Refused(format!(
+            metrics::counter!("towpath_limit_reached_total", "limit" => "messages_per_hour").increment(1);
+            return Ok(Outcome::Stopped(format!(
                 "{taken} messages of this thread were taken within an hour, as many as the channel allows (messages_per_hour): do two programs answer each other?"
             )));
         }
@@ -228,16 +295,23 @@ async fn come(
     let live = towpath_run::live_run(&mut connection, session).await?;
     let is_open = !towpath_session::agents_of(&mut connection, &[session]).await?.is_empty();
     drop(connection);
-    match live {
-        Some(run) if is_stop(&mail.text) => {
+    let command = Word::of(&mail.text).filter(|_| !known.first);
+    match (live, command) {
+        (Some(run), Some(Word::Stop)) => {
             cancel(chassis, claimed.tenant, principal, run).await?;
             Ok(Outcome::Steered(run, Some("stop: the run is canceled".to_owned())))
         }
-        Some(run) => steer_live(chassis, claimed, principal, mail, run).await,
+        (Some(run), Some(Word::Status)) => {
+            Ok(Outcome::Answered(notice::status(&towpath_run::view::run(&chassis.db, claimed.tenant, run).await?)))
+        }
+        (Some(run), None) => steer_live(chassis, claimed, principal, mail, run).await,
         // Also what an earlier attempt had stopped.
-        None if is_stop(&mail.text) && !first => Ok(Outcome::Ignored("stop: no run of the thread is live".to_owned())),
-        None => {
-            let (prompt, attachments) = prompt(mail, first, PROMPT_BYTES);
+        (None, Some(Word::Stop)) => Ok(Outcome::Ignored("stop: no run of the thread is live".to_owned())),
+        (None, Some(Word::Status)) => {
+            Ok(Outcome::Answered("Nothing works on this thread now; a reply starts the next run in the same workspace.".to_owned()))
+        }
+        (None, None) => {
+            let (prompt, attachments) = prompt(mail, known.first, PROMPT_BYTES);
             let files = keep(chassis, claimed, principal, &attachments).await?;
             let labels = [("channel".to_owned(), channel.name.clone())].into();
             let request = NewRun { agent, prompt, session: is_open.then_some(session), files, labels, ..NewRun::default() };
@@ -246,14 +320,20 @@ async fn come(
     }
 }
 
+/// Its author hears of it when it takes long.
 fn waiting(after: Duration, reason: &str) -> Result<Outcome> {
-    Ok(Outcome::Waiting { after: clock::scaled(after), reason: reason.to_owned(), failed: false })
+    Ok(Outcome::Waiting { after: clock::scaled(after), reason: reason.to_owned(), failed: false, told: true })
+}
+
+/// A wait that is nobody's concern: it ends by itself within a moment.
+fn quietly(after: Duration, reason: &str) -> Result<Outcome> {
+    Ok(Outcome::Waiting { after: clock::scaled(after), reason: reason.to_owned(), failed: false, told: false })
 }
 
 async fn steer_live(chassis: &Chassis, claimed: &Claimed, principal: PrincipalId, mail: &Mail, run: RunId) -> Result<Outcome> {
     let (message, attachments) = prompt(mail, false, STEER_BYTES);
     let files = keep(chassis, claimed, principal, &attachments).await?;
-    let new = NewSteerRow { id: SteerId(claimed.id.uuid()), tenant: claimed.tenant, run, principal, message, files, key: None };
+    let new = NewSteerRow { id: steer_id(claimed.id, claimed.steers), tenant: claimed.tenant, run, principal, message, files, key: None };
     match steer(chassis, &new).await {
         Ok(_) => Ok(Outcome::Steered(run, None)),
         Err(Error::Refused(problem)) if problem.code == ErrorCode::RunEnding.code() => waiting(SOON, "the run before it is ending"),
@@ -278,9 +358,21 @@ async fn start_next(chassis: &Chassis, claimed: &Claimed, principal: PrincipalId
     }
 }
 
-/// A message that says no more than that.
-fn is_stop(text: &str) -> bool {
-    first_line(text).eq_ignore_ascii_case("stop")
+/// A message that says no more than one of these, above what it quotes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Word {
+    Stop,
+    Status,
+}
+
+impl Word {
+    fn of(text: &str) -> Option<Self> {
+        let first = first_line(text);
+        [(Word::Stop, "stop"), (Word::Status, "status")]
+            .into_iter()
+            .find(|(_, word)| first.eq_ignore_ascii_case(word))
+            .map(|(word, _)| word)
+    }
 }
 
 /// What the agent is told, and the files beside it. Nothing of the message is left out: what is too long for its place is a file.
@@ -289,19 +381,26 @@ fn prompt(mail: &Mail, first: bool, most: usize) -> (String, Vec<Attachment>) {
     if first && !mail.subject.is_empty() {
         text = format!("Subject: {}\n\n", mail.subject);
     }
-    text.push_str(&mail.text);
+    let mut attachments = mail.attachments.clone();
+    match quote::new_part(&mail.text).filter(|_| !first) {
+        // The thread knows what is quoted; whoever doubts that finds the whole beside it (C18).
+        Some(new) => {
+            text.push_str(new);
+            text.push_str(QUOTED);
+            attachments.insert(0, message_file(&mail.text));
+        }
+        None => text.push_str(&mail.text),
+    }
     for left_out in &mail.left_out {
         text.push_str(&format!("\n[not taken over: {left_out}]"));
     }
     if text.trim().is_empty() {
         text = if mail.attachments.is_empty() { "(an empty message)".to_owned() } else { "(see the attached files)".to_owned() };
     }
-    let mut attachments = mail.attachments.clone();
     if text.len() > most {
-        attachments.insert(
-            0,
-            Attachment { name: "message.txt".to_owned(), media_type: "text/plain".to_owned(), content: text.clone().into_bytes() },
-        );
+        if attachments.first().is_none_or(|first| first.name != MESSAGE_FILE) {
+            attachments.insert(0, message_file(&text));
+        }
         let mut keep = most - CUT.len();
         while !text.is_char_boundary(keep) {
             keep -= 1;
@@ -310,6 +409,10 @@ fn prompt(mail: &Mail, first: bool, most: usize) -> (String, Vec<Attachment>) {
         text.push_str(CUT);
     }
     (text, attachments)
+}
+
+fn message_file(text: &str) -> Attachment {
+    Attachment { name: MESSAGE_FILE.to_owned(), media_type: "text/plain".to_owned(), content: text.to_owned().into_bytes() }
 }
 
 /// Keeps attachments as files; those that an earlier attempt has kept stay.
@@ -346,9 +449,20 @@ mod tests {
     }
 
     #[test]
-    fn only_a_message_whose_first_line_is_the_word_stops_a_run() {
-        assert!(is_stop("\nStop\n\n-- \nAnn\n> what you wrote"));
-        assert!(!is_stop("Stop the press, then go on"));
-        assert!(!is_stop("Please\nstop"));
+    fn a_reply_is_told_without_what_it_quotes_and_the_whole_goes_along_c18() {
+        let reply = mail("Yes.\n\nOn Tue, 1 Dec 2026 at 10:00, Helper wrote:\n> Shall I?");
+        let (text, files) = prompt(&reply, false, 1000);
+        assert_eq!(text, format!("Yes.{QUOTED}"));
+        assert!(files[0].content.ends_with(b"> Shall I?"));
+        // A first message may forward what it is about.
+        assert!(prompt(&reply, true, 1000).0.ends_with("> Shall I?"));
+    }
+
+    #[test]
+    fn only_a_message_whose_first_line_is_the_word_is_a_command() {
+        assert_eq!(Word::of("\nStop\n\n-- \nAnn\n> what you wrote"), Some(Word::Stop));
+        assert_eq!(Word::of("status"), Some(Word::Status));
+        assert_eq!(Word::of("Stop the press, then go on"), None);
+        assert_eq!(Word::of("Please\nstop"), None);
     }
 }

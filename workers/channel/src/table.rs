@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use sqlx::PgPool;
-use towpath_chassis::{Chassis, Error, Result, stored};
+use towpath_chassis::{Chassis, Error, Result, Work, stored};
 use towpath_schemas::{
     ErrorCode,
-    body::Channel,
+    body::{Channel, WebhookTarget},
     channel::{ChannelDefinition, SecretText},
-    id::{ChannelId, TenantId},
+    id::{ChannelId, InboundId, TenantId},
     limit::PAGE_ROWS,
 };
 
@@ -47,6 +47,10 @@ fn shown(
 /// Stores a channel; whether it is a new one. Secrets that the definition leaves out stay as they were.
 pub async fn put(chassis: &Chassis, tenant: TenantId, mut definition: ChannelDefinition) -> Result<(Channel, bool)> {
     definition.check().map_err(|help| Error::refused(ErrorCode::Unprocessable, help))?;
+    if let Some(url) = &definition.notify {
+        let secret = definition.secrets.get("notify_secret").map(|secret| secret.0.clone());
+        towpath_delivery::check_target(chassis, &WebhookTarget { url: url.clone(), secret })?;
+    }
     let given = std::mem::take(&mut definition.secrets);
     let mut work = chassis.begin().await?;
     let actor = towpath_tenant::ensure_principal(&mut work, tenant, "system", &format!("channel/{}", definition.name)).await?;
@@ -150,4 +154,56 @@ pub async fn hook_password(chassis: &Chassis, channel: ChannelId) -> Result<Opti
 pub async fn channels_of(db: &PgPool, addresses: &[String]) -> Result<Vec<(String, ChannelId)>> {
     let rows = sqlx::query!("select address, channel_id from channel_address where address = any($1)", addresses).fetch_all(db).await?;
     Ok(rows.into_iter().map(|row| (row.address, row.channel_id.into())).collect())
+}
+
+/// Takes nothing more from a channel until it is taken up again; what comes meanwhile is kept and waits.
+pub async fn pause(chassis: &Chassis, tenant: TenantId, name: &str, paused: bool) -> Result<()> {
+    let mut work = chassis.begin().await?;
+    let id = sqlx::query_scalar!(
+        "update channel set paused_at = case when $3 then coalesce(paused_at, now()) end where tenant_id = $1 and name = $2 and deleted_at is null returning id",
+        tenant.uuid(),
+        name,
+        paused
+    )
+    .fetch_optional(work.db())
+    .await?
+    .ok_or_else(|| no_such_channel(name))?;
+    if !paused {
+        crate::intake::table::wake(&mut work, id.into()).await?;
+    }
+    work.commit().await
+}
+
+/// The channel of a message, for whoever tells its owner.
+#[derive(Debug)]
+pub(crate) struct Owner {
+    pub tenant: TenantId,
+    pub definition: ChannelDefinition,
+    channel: ChannelId,
+    secrets: Option<Vec<u8>>,
+}
+
+impl Owner {
+    pub fn secret(&self, chassis: &Chassis, name: &str) -> Result<Option<String>> {
+        Ok(open_secrets(chassis, self.channel, self.secrets.as_deref())?.remove(name))
+    }
+}
+
+/// None when it is gone.
+pub(crate) async fn owner_of(work: &mut Work, message: InboundId) -> Result<Option<Owner>> {
+    let row = sqlx::query!(
+        "select channel.id, channel.tenant_id, definition, secrets from inbound join channel on channel.id = channel_id where inbound.id = $1 and deleted_at is null",
+        message.uuid()
+    )
+    .fetch_optional(work.db())
+    .await?;
+    row.map(|row| {
+        Ok(Owner {
+            tenant: row.tenant_id.into(),
+            definition: read_definition(row.definition)?,
+            channel: row.id.into(),
+            secrets: row.secrets,
+        })
+    })
+    .transpose()
 }

@@ -41,6 +41,8 @@ pub struct Config {
     pub supervisor: Option<PathBuf>,
     /// Where supervisors of this host reach a gateway, `ws://host:port`.
     pub gateway_url: String,
+    /// The DNS server that mail's authors are looked up by; the system's when absent.
+    pub dns: Option<SocketAddr>,
     /// Networks that webhooks may go to although they are private.
     pub webhook_allow: Vec<IpNet>,
     pub limits: Limits,
@@ -168,6 +170,7 @@ impl Config {
             slots: read.parse("TOWPATH_SLOTS", 8)?,
             supervisor: read.optional::<PathBuf>("TOWPATH_SUPERVISOR")?,
             gateway_url: read.text("TOWPATH_GATEWAY_URL", "ws://127.0.0.1:7800"),
+            dns: read.optional("TOWPATH_DNS")?,
             webhook_allow: read.list("TOWPATH_WEBHOOK_ALLOW")?,
             limits: Limits {
                 start_wait: read.seconds("TOWPATH_START_WAIT_S", defaults.start_wait)?,

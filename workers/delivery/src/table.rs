@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sqlx::PgPool;
-use towpath_chassis::{Chassis, Error, Result, Work, clock};
+use towpath_chassis::{Chassis, Error, Result, Work, clock, timer};
 use towpath_schemas::{
     ErrorCode,
     body::Delivery,
     command::Command,
-    id::{DeliveryId, RunId, TenantId},
+    id::{DeliveryId, InboundId, RunId, TenantId},
     limit::PAGE_ROWS,
 };
 use uuid::Uuid;
 
-use crate::state::Next;
+use crate::{state::Next, sweep::TIMER};
 
 /// A sender that has not recorded its answer by then is taken for dead, and the delivery is sent again under the same id.
 const CLAIM: Duration = Duration::from_secs(60);
@@ -26,14 +26,32 @@ pub enum About {
     RunEnded,
     /// Nobody knows whether the run's sandbox is there; it goes on, or may.
     SandboxUnknown,
+    /// A message started a run.
+    Accepted,
+    /// A message waits for a run to end.
+    Waits,
+    /// A message was not taken, and why.
+    Refused,
+    /// The answer to somebody who asked how it stands.
+    Status,
+    /// A run ended, and nobody knows whether it had read a message.
+    Unread,
+    /// To a channel's owner: what nobody else hears of.
+    ChannelNotice,
 }
 
 impl About {
-    /// The word in the row; the type of a webhook's body is `event`.
+    /// The word in the row; the type of a body is `event`.
     fn word(self) -> &'static str {
         match self {
             About::RunEnded => "run_ended",
             About::SandboxUnknown => "sandbox_unknown",
+            About::Accepted => "accepted",
+            About::Waits => "waits",
+            About::Refused => "refused",
+            About::Status => "status",
+            About::Unread => "unread",
+            About::ChannelNotice => "channel_notice",
         }
     }
 
@@ -41,6 +59,12 @@ impl About {
         match self {
             About::RunEnded => "run.ended",
             About::SandboxUnknown => "run.sandbox_unknown",
+            About::Accepted => "message.accepted",
+            About::Waits => "message.waits",
+            About::Refused => "message.refused",
+            About::Status => "message.status",
+            About::Unread => "message.unread",
+            About::ChannelNotice => "channel.notice",
         }
     }
 }
@@ -72,13 +96,17 @@ impl TargetKind {
     }
 }
 
-/// One result or notice owed to one target.
+/// One result or notice owed to one target. It is about a run, or about a message of a channel, or both.
 #[derive(Debug, Clone)]
 pub struct Owed {
     pub tenant: TenantId,
-    pub run: RunId,
+    pub run: Option<RunId>,
+    /// (inbound, about) is owed once.
+    pub inbound: Option<InboundId>,
     /// The target's place among the run's; (run, n, about) is owed once.
     pub n: i32,
+    /// How long it waits first: what it tells may have come to nothing by then.
+    pub after: Duration,
     pub about: About,
     pub kind: TargetKind,
     pub url: String,
@@ -92,7 +120,8 @@ pub struct Owed {
 pub struct Due {
     pub id: DeliveryId,
     pub tenant: TenantId,
-    pub run: RunId,
+    pub run: Option<RunId>,
+    pub inbound: Option<InboundId>,
     pub n: i32,
     pub kind: TargetKind,
     pub target: String,
@@ -105,27 +134,37 @@ pub struct Due {
     pub claimed_at: DateTime<Utc>,
 }
 
+impl Due {
+    pub fn is_about(&self, about: About) -> bool {
+        self.body["type"] == about.event()
+    }
+}
+
 /// Owes results and notices, with the transaction that makes them true.
 pub async fn create(work: &mut Work, owed: &[Owed]) -> Result<()> {
     for owed in owed {
         let created = sqlx::query_scalar!(
-            "insert into delivery (id, tenant_id, run_id, n, about, kind, target, secret, body, state, next_attempt_at, traceparent)
-             values ($1, $2, $3, $4, $9, $10, $5, $6, $7, 'pending', now(), $8) on conflict (run_id, n, about) do nothing returning id",
+            "insert into delivery (id, tenant_id, run_id, n, about, kind, target, secret, body, state, next_attempt_at, traceparent, inbound_id)
+             values ($1, $2, $3, $4, $9, $10, $5, $6, $7, 'pending', now() + make_interval(secs => $12), $8, $11) on conflict do nothing returning id",
             DeliveryId::mint().uuid(),
             owed.tenant.uuid(),
-            owed.run.uuid(),
+            owed.run.map(RunId::uuid),
             owed.n,
             owed.url,
             owed.secret,
             owed.body,
             owed.traceparent,
             owed.about.word(),
-            owed.kind.word()
+            owed.kind.word(),
+            owed.inbound.map(InboundId::uuid),
+            owed.after.as_secs_f64()
         )
         .fetch_optional(work.db())
         .await?;
-        if let Some(delivery) = created {
-            work.command(Command::Deliver { tenant: owed.tenant, delivery: delivery.into() });
+        match created {
+            Some(delivery) if owed.after.is_zero() => work.command(Command::Deliver { tenant: owed.tenant, delivery: delivery.into() }),
+            Some(delivery) => timer::set(work, &[(TIMER, DeliveryId(delivery).to_string(), owed.after)]).await?,
+            None => {}
         }
     }
     Ok(())
@@ -137,7 +176,7 @@ pub(crate) async fn claim(work: &mut Work, ids: &[DeliveryId]) -> Result<Vec<Due
     let rows = sqlx::query!(
         r#"update delivery set state = 'sending', attempts = attempts + 1, claim = claim + 1, next_attempt_at = now() + make_interval(secs => $2)
            where id in (select id from delivery where id = any($1) and next_attempt_at <= now() and kind = any($3) order by id for update skip locked)
-           returning id, run_id, tenant_id, n, kind, target, secret, body as "body!", attempts, claim, traceparent, now() as "claimed_at!""#,
+           returning id, run_id, inbound_id, tenant_id, n, kind, target, secret, body as "body!", attempts, claim, traceparent, now() as "claimed_at!""#,
         &ids,
         clock::scaled(CLAIM).as_secs_f64(),
         &TargetKind::words()
@@ -149,7 +188,8 @@ pub(crate) async fn claim(work: &mut Work, ids: &[DeliveryId]) -> Result<Vec<Due
             Ok(Due {
                 id: row.id.into(),
                 tenant: row.tenant_id.into(),
-                run: row.run_id.into(),
+                run: row.run_id.map(RunId),
+                inbound: row.inbound_id.map(InboundId),
                 n: row.n,
                 kind: TargetKind::of(&row.kind).ok_or_else(|| Error::broken(format!("delivery: kind `{}`", row.kind)))?,
                 target: row.target,
@@ -275,6 +315,47 @@ pub async fn bounced(work: &mut Work, tenant: TenantId, delivery: DeliveryId, an
     .execute(work.db())
     .await?;
     Ok(done.rows_affected() == 1)
+}
+
+/// An answer that was given up.
+#[derive(Debug, Clone)]
+pub struct GivenUp {
+    pub id: DeliveryId,
+    pub tenant: TenantId,
+    /// The message that it answers.
+    pub inbound: InboundId,
+    pub run: Option<RunId>,
+    pub answer: String,
+}
+
+/// Answers to threads that were given up since, up to `most`: each is handed out once, with the transaction that tells somebody. The message that started a run has
+/// the run's uuid.
+pub async fn given_up(work: &mut Work, most: i64) -> Result<Vec<GivenUp>> {
+    let rows = sqlx::query!(
+        r#"update delivery set told_at = now() where id in (select id from delivery where state = 'dead' and kind = 'thread' and told_at is null
+               order by ended_at limit $1 for update skip locked)
+           returning id, tenant_id, run_id, coalesce(inbound_id, run_id) as "inbound!", coalesce(answer, '') as "answer!""#,
+        most
+    )
+    .fetch_all(work.db())
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| GivenUp {
+            id: row.id.into(),
+            tenant: row.tenant_id.into(),
+            inbound: row.inbound.into(),
+            run: row.run_id.map(RunId),
+            answer: row.answer,
+        })
+        .collect())
+}
+
+/// Forgets what was owed for removed messages, but for what belongs to a run.
+pub async fn remove_notices(work: &mut Work, messages: &[InboundId]) -> Result<()> {
+    let messages: Vec<Uuid> = messages.iter().map(|message| message.uuid()).collect();
+    sqlx::query!("delete from delivery where inbound_id = any($1) and run_id is null", &messages).execute(work.db()).await?;
+    Ok(())
 }
 
 /// Forgets what was owed for removed runs.

@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::OnceLock, time::Duration};
 use base64::Engine;
 use reqwest::{Client, header};
 use towpath_chassis::{Chassis, Error, Result, clock, kill};
-use towpath_schemas::{ErrorCode, body::WebhookTarget};
+use towpath_schemas::{ErrorCode, body::WebhookTarget, id::InboundId};
 use url::{Host, Url};
 
 use crate::{
@@ -93,7 +93,7 @@ pub async fn attempt(chassis: &Chassis, due: &Due) -> Result<Answer> {
         request = request.header("traceparent", traceparent);
     }
     if let Some(sealed) = &due.secret {
-        let secret = match chassis.secrets.unseal(&secret_place(due.run, due.n), sealed) {
+        let secret = match chassis.secrets.unseal(&place_of(due), sealed) {
             Ok(secret) => String::from_utf8_lossy(&secret).into_owned(),
             Err(error) => return Ok(Answer::Refused(error.to_string())),
         };
@@ -109,6 +109,19 @@ pub async fn attempt(chassis: &Chassis, due: &Due) -> Result<Answer> {
     };
     kill::point("sent").await;
     Ok(answer)
+}
+
+fn place_of(due: &Due) -> String {
+    match (due.run, due.inbound) {
+        (Some(run), None) => secret_place(run, due.n),
+        (_, Some(message)) => notice_place(message),
+        (None, None) => String::new(),
+    }
+}
+
+/// Where the secret of a notice about a message is sealed for.
+pub fn notice_place(message: InboundId) -> String {
+    format!("notice {message}")
 }
 
 /// Where a target's secret is sealed for.

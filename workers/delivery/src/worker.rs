@@ -83,7 +83,7 @@ async fn send(chassis: Chassis, due: Due, to_thread: &ToThread) -> Result<()> {
         };
         work.commit().await?;
         metrics::counter!("towpath_delivery_attempts_total", "outcome" => outcome).increment(1);
-        tracing::info!(delivery = %due.id, run = %due.run, attempt = due.attempts, answer = words, outcome, "delivery attempt");
+        tracing::info!(delivery = %due.id, run = due.run.map(tracing::field::display), attempt = due.attempts, answer = words, outcome, "delivery attempt");
         Ok(())
     }
     .instrument(span)

@@ -1,5 +1,7 @@
 //! A run has settled, or its owner is to be told something before: one delivery for each of its targets, in the same transaction.
 
+use std::time::Duration;
+
 use towpath_chassis::{Result, Work, clock};
 use towpath_delivery::{About, Owed};
 use towpath_schemas::{body::Run, id::RunId, limit::WEBHOOK_BODY_BYTES};
@@ -20,8 +22,10 @@ pub(crate) async fn owe(work: &mut Work, runs: &[RunId], about: About) -> Result
         for target in targets.iter().filter(|target| target.run == run) {
             owed.push(Owed {
                 tenant: target.tenant,
-                run,
+                run: Some(run),
+                inbound: None,
                 n: target.n,
+                after: Duration::ZERO,
                 about,
                 kind: target.kind,
                 url: target.url.clone(),

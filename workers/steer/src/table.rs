@@ -244,6 +244,13 @@ pub async fn exists(work: &mut Work, steer: SteerId) -> Result<bool> {
     Ok(sqlx::query_scalar!(r#"select exists (select 1 from steer where id = $1) as "exists!""#, steer.uuid()).fetch_one(work.db()).await?)
 }
 
+/// Where these steers are.
+pub async fn states(work: &mut Work, steers: &[SteerId]) -> Result<HashMap<SteerId, SteerState>> {
+    let ids: Vec<Uuid> = steers.iter().map(|steer| steer.uuid()).collect();
+    let rows = sqlx::query!("select id, state from steer where id = any($1)", &ids).fetch_all(work.db()).await?;
+    rows.into_iter().map(|row| Ok((row.id.into(), state_of(&row.state)?))).collect()
+}
+
 /// The places of these steers among their runs'.
 pub async fn ordinals(work: &mut Work, steers: &[SteerId]) -> Result<HashMap<SteerId, i64>> {
     let ids: Vec<Uuid> = steers.iter().map(|steer| steer.uuid()).collect();

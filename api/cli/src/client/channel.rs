@@ -31,6 +31,10 @@ pub enum ChannelCommand {
     Show { name: String },
     /// Take nothing more in by it; what it has started goes on.
     Delete { name: String },
+    /// Take nothing in until it is resumed; what comes meanwhile is kept and waits.
+    Pause { name: String },
+    /// Take in what has waited, and what comes.
+    Resume { name: String },
 }
 
 #[derive(Args)]
@@ -63,7 +67,14 @@ pub async fn channel(api: &Api, printer: &Printer, command: ChannelCommand) -> R
             let answer = api.json(Method::DELETE, &["v1", "channels", &name], &[], Payload::Nothing).await?;
             printer.answer(answer, |_, _: Value| format!("{name} deleted\n"))
         }
+        ChannelCommand::Pause { name } => paused(api, printer, &name, "pause", "is paused").await,
+        ChannelCommand::Resume { name } => paused(api, printer, &name, "resume", "is resumed").await,
     }
+}
+
+async fn paused(api: &Api, printer: &Printer, name: &str, action: &str, done: &str) -> Result<(), Failure> {
+    let answer = api.json(Method::POST, &["v1", "channels", name, action], &[], Payload::Nothing).await?;
+    printer.answer(answer, |_, _: Value| format!("{name} {done}\n"))
 }
 
 /// All definitions are read and checked before the first is sent.

@@ -1,6 +1,6 @@
 //! All SQL of `thread`, `thread_message`, `inbound` and `inbound_file`.
 
-use std::time::Duration;
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
@@ -26,56 +26,80 @@ pub struct Envelope {
     /// Empty for `<>`.
     pub from: String,
     pub to: Vec<String>,
+    /// Who brought it, when that was its sender's own mail server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ip: Option<IpAddr>,
+    /// What that server called itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub helo: Option<String>,
 }
 
 /// A message to be kept.
 #[derive(Debug)]
-pub struct Incoming<'a> {
+pub(crate) struct Incoming {
+    pub id: InboundId,
     pub channel: ChannelId,
     pub delivery_key: String,
     pub message_key: String,
-    pub envelope: &'a Envelope,
-    pub raw: &'a [u8],
+    pub envelope: Envelope,
+    pub raw: Arc<Vec<u8>>,
     pub traceparent: Option<String>,
 }
 
-/// Keeps a message, once. Whether it was new.
-pub async fn keep(chassis: &Chassis, incoming: &Incoming<'_>) -> Result<bool> {
-    let id = InboundId::mint();
+/// Keeps messages, each once. For each whether it was new.
+pub(crate) async fn keep(chassis: &Chassis, batch: &[Incoming]) -> Result<Vec<bool>> {
     let mut work = chassis.begin().await?;
-    let envelope = serde_json::to_value(incoming.envelope).map_err(|error| Error::broken(format!("envelope: {error}")))?;
-    let kept = sqlx::query_scalar!(
+    let ids: Vec<Uuid> = batch.iter().map(|incoming| incoming.id.uuid()).collect();
+    let channels: Vec<Uuid> = batch.iter().map(|incoming| incoming.channel.uuid()).collect();
+    let delivery_keys: Vec<&str> = batch.iter().map(|incoming| incoming.delivery_key.as_str()).collect();
+    let message_keys: Vec<&str> = batch.iter().map(|incoming| incoming.message_key.as_str()).collect();
+    let envelopes: Vec<serde_json::Value> = batch
+        .iter()
+        .map(|incoming| serde_json::to_value(&incoming.envelope).map_err(|error| Error::broken(format!("envelope: {error}"))))
+        .collect::<Result<_>>()?;
+    let raws: Vec<&[u8]> = batch.iter().map(|incoming| incoming.raw.as_slice()).collect();
+    let traceparents: Vec<Option<&str>> = batch.iter().map(|incoming| incoming.traceparent.as_deref()).collect();
+    let kept = sqlx::query!(
         "insert into inbound (id, tenant_id, channel_id, delivery_key, message_key, envelope, raw, state, next_attempt_at, traceparent)
-         select $1, tenant_id, id, $3, $4, $5, $6, 'received', now(), $7 from channel where id = $2 and deleted_at is null
-         on conflict do nothing returning tenant_id",
-        id.uuid(),
-        incoming.channel.uuid(),
-        incoming.delivery_key,
-        incoming.message_key,
-        envelope,
-        incoming.raw,
-        incoming.traceparent
+         select new.id, tenant_id, channel.id, new.delivery_key, new.message_key, new.envelope, new.raw, 'received', now(), new.traceparent
+         from unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::jsonb[], $6::bytea[], $7::text[])
+             as new (id, channel_id, delivery_key, message_key, envelope, raw, traceparent)
+         join channel on channel.id = new.channel_id and deleted_at is null
+         order by channel.id, new.message_key, new.delivery_key
+         on conflict do nothing returning id, tenant_id",
+        &ids,
+        &channels,
+        &delivery_keys as &[&str],
+        &message_keys as &[&str],
+        &envelopes,
+        &raws as &[&[u8]],
+        &traceparents as &[Option<&str>]
     )
-    .fetch_optional(work.db())
+    .fetch_all(work.db())
     .await?;
-    if let Some(tenant) = kept {
-        work.command(Command::Intake { tenant: tenant.into(), inbound: id });
-        work.commit().await?;
-        return Ok(true);
+    for row in &kept {
+        work.command(Command::Intake { tenant: row.tenant_id.into(), inbound: row.id.into() });
     }
-    let known = sqlx::query_scalar!(
-        r#"select exists (select 1 from inbound where channel_id = $1 and (delivery_key = $2 or message_key = $3)) as "known!""#,
-        incoming.channel.uuid(),
-        incoming.delivery_key,
-        incoming.message_key
-    )
-    .fetch_one(work.db())
-    .await?;
-    // Nothing was kept of a message to a channel that was deleted meanwhile, and nobody may believe so.
-    if !known {
-        return Err(Error::refused(ErrorCode::NotFound, format!("there is no channel {}", incoming.channel)));
+    let is_new = |id: &Uuid| kept.iter().any(|row| row.id == *id);
+    if kept.len() < batch.len() {
+        let known: Vec<Uuid> = sqlx::query_scalar!(
+            r#"select new.id as "id!" from unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) as new (id, channel_id, delivery_key, message_key)
+               where exists (select 1 from inbound where inbound.channel_id = new.channel_id
+                   and (inbound.delivery_key = new.delivery_key or inbound.message_key = new.message_key))"#,
+            &ids,
+            &channels,
+            &delivery_keys as &[&str],
+            &message_keys as &[&str]
+        )
+        .fetch_all(work.db())
+        .await?;
+        // Nothing was kept of a message to a channel that was deleted meanwhile, and nobody may believe so.
+        if let Some(lost) = batch.iter().find(|incoming| !is_new(&incoming.id.uuid()) && !known.contains(&incoming.id.uuid())) {
+            return Err(Error::refused(ErrorCode::NotFound, format!("there is no channel {}", lost.channel)));
+        }
     }
-    Ok(false)
+    work.commit().await?;
+    Ok(ids.iter().map(is_new).collect())
 }
 
 /// A message that is being taken in.
@@ -91,6 +115,10 @@ pub struct Claimed {
     pub envelope: Envelope,
     pub raw: Vec<u8>,
     pub attempts: i32,
+    /// Its channel takes nothing now.
+    pub paused: bool,
+    /// How often it was a steer that its run did not take.
+    pub steers: i32,
     pub traceparent: Option<String>,
     claim: i64,
 }
@@ -103,7 +131,7 @@ pub(crate) async fn claim(work: &mut Work, ids: &[InboundId]) -> Result<Vec<Clai
            where channel.id = channel_id and inbound.id in
                (select id from inbound where id = any($1) and next_attempt_at <= now() order by id for update skip locked)
            returning inbound.id, inbound.tenant_id, channel_id, definition, deleted_at is not null as "deleted!", principal_id, envelope,
-               raw as "raw!", attempts, traceparent, claim"#,
+               raw as "raw!", attempts, paused_at is not null as "paused!", steers, traceparent, claim"#,
         &ids,
         clock::scaled(CLAIM).as_secs_f64()
     )
@@ -120,6 +148,8 @@ pub(crate) async fn claim(work: &mut Work, ids: &[InboundId]) -> Result<Vec<Clai
                 envelope: serde_json::from_value(row.envelope).map_err(|error| Error::broken(format!("envelope: {error}")))?,
                 raw: row.raw,
                 attempts: row.attempts,
+                paused: row.paused,
+                steers: row.steers,
                 traceparent: row.traceparent,
                 claim: row.claim,
             })
@@ -150,18 +180,27 @@ pub(crate) enum Place {
     Behind,
     /// So many of the thread were taken within the last hour.
     TooMany(i64),
+    /// As many of the channel as it allows were taken within the last minute.
+    TooManyOfChannel,
 }
 
 /// What places a message.
 #[derive(Debug)]
 pub(crate) struct Placing<'a> {
     pub head: &'a Head,
-    pub author: &'a str,
     /// A thread that the address proved.
     pub token: Option<ThreadId>,
     pub parents: &'a [String],
     pub agent: &'a str,
-    pub most: u32,
+    pub most_an_hour: u32,
+    pub most_a_minute: u32,
+}
+
+/// Notes who wrote a message and what an answer to it needs.
+pub(crate) async fn know(work: &mut Work, claimed: &Claimed, head: &Head, author: Option<&str>) -> Result<()> {
+    let head = serde_json::to_value(head).map_err(|error| Error::broken(format!("head: {error}")))?;
+    sqlx::query!("update inbound set head = $2, author = $3 where id = $1", claimed.id.uuid(), head, author).execute(work.db()).await?;
+    Ok(())
 }
 
 /// Finds the thread of a message, or opens one.
@@ -207,23 +246,24 @@ pub(crate) async fn place(work: &mut Work, claimed: &Claimed, placing: &Placing<
     };
     let agent = sqlx::query_scalar!("select agent_name from thread where id = $1 for update", thread).fetch_one(work.db()).await?;
     insert_message(work, claimed.channel, &placing.head.message_id, thread.into(), claimed.tenant).await?;
-    let head = serde_json::to_value(placing.head).map_err(|error| Error::broken(format!("head: {error}")))?;
-    sqlx::query!("update inbound set thread_id = $2, head = $3, author = $4 where id = $1", id, thread, head, placing.author)
-        .execute(work.db())
-        .await?;
+    sqlx::query!("update inbound set thread_id = $2 where id = $1", id, thread).execute(work.db()).await?;
     let counts = sqlx::query!(
         r#"select exists (select 1 from inbound where thread_id = $1 and next_attempt_at is not null
                           and (created_at, id) < (select created_at, id from inbound where id = $2)) as "behind!",
-                  (select count(*) from inbound where thread_id = $1 and state in ('started', 'steered') and handled_at > now() - interval '1 hour') as "taken!""#,
+                  (select count(*) from inbound where thread_id = $1 and state in ('started', 'steered') and handled_at > now() - interval '1 hour') as "taken!",
+                  (select count(*) from inbound where channel_id = $3 and state in ('started', 'steered') and handled_at > now() - interval '1 minute') as "of_channel!""#,
         thread,
-        id
+        id,
+        channel
     )
     .fetch_one(work.db())
     .await?;
     Ok(if counts.behind {
         Place::Behind
-    } else if counts.taken >= i64::from(placing.most) {
+    } else if counts.taken >= i64::from(placing.most_an_hour) {
         Place::TooMany(counts.taken)
+    } else if counts.of_channel >= i64::from(placing.most_a_minute) {
+        Place::TooManyOfChannel
     } else {
         Place::Thread { thread: thread.into(), agent, first: thread == id }
     })
@@ -254,13 +294,18 @@ pub(crate) async fn insert_message(
 pub enum Outcome {
     Started(RunId),
     Steered(RunId, Option<String>),
+    /// It asked something; this is the answer.
+    Answered(String),
     Ignored(String),
     Refused(String),
-    /// Not yet. `failed` counts against it.
+    /// Its thread takes nothing more for now.
+    Stopped(String),
+    /// Not yet. `failed` counts against it; `told`: its author is to hear of it.
     Waiting {
         after: Duration,
         reason: String,
         failed: bool,
+        told: bool,
     },
     /// It cannot be taken in; kept and shown.
     Dead(String),
@@ -271,14 +316,15 @@ pub(crate) async fn record(work: &mut Work, claimed: &Claimed, outcome: &Outcome
     let (state, run, reason, after, failed) = match outcome {
         Outcome::Started(run) => ("started", Some(run.uuid()), None, None, false),
         Outcome::Steered(run, note) => ("steered", Some(run.uuid()), note.as_deref(), None, false),
+        Outcome::Answered(text) => ("answered", None, Some(text.as_str()), None, false),
         Outcome::Ignored(reason) => ("ignored", None, Some(reason.as_str()), None, false),
-        Outcome::Refused(reason) => ("refused", None, Some(reason.as_str()), None, false),
-        Outcome::Waiting { after, reason, failed } => ("waiting", None, Some(reason.as_str()), Some(after.as_secs_f64()), *failed),
+        Outcome::Refused(reason) | Outcome::Stopped(reason) => ("refused", None, Some(reason.as_str()), None, false),
+        Outcome::Waiting { after, reason, failed, .. } => ("waiting", None, Some(reason.as_str()), Some(after.as_secs_f64()), *failed),
         Outcome::Dead(reason) => ("dead", None, Some(reason.as_str()), None, true),
     };
     let done = sqlx::query!(
         "update inbound set state = $3, run_id = $4, reason = $5, next_attempt_at = now() + make_interval(secs => $6), attempts = attempts + $7,
-             handled_at = case when $6::float8 is null then now() end
+             handled_at = case when $6::float8 is null then now() end, steer_looked_at = case when $8 then now() end
          where id = $1 and claim = $2 and next_attempt_at is not null",
         claimed.id.uuid(),
         claimed.claim,
@@ -286,11 +332,85 @@ pub(crate) async fn record(work: &mut Work, claimed: &Claimed, outcome: &Outcome
         run,
         reason.map(|reason| reason.replace('\0', "\u{fffd}")),
         after,
-        i32::from(failed)
+        i32::from(failed),
+        matches!(outcome, Outcome::Steered(_, None))
     )
     .execute(work.db())
     .await?;
     Ok(done.rows_affected() == 1)
+}
+
+/// Whether it is not through yet.
+pub(crate) async fn waits(db: &PgPool, message: InboundId) -> Result<bool> {
+    Ok(sqlx::query_scalar!(
+        r#"select exists (select 1 from inbound where id = $1 and next_attempt_at is not null) as "waits!""#,
+        message.uuid()
+    )
+    .fetch_one(db)
+    .await?)
+}
+
+/// A message that became a steer, of which it is not known yet whether its run takes it.
+#[derive(Debug)]
+pub(crate) struct Steering {
+    pub message: InboundId,
+    pub tenant: TenantId,
+    pub run: RunId,
+    pub steers: i32,
+}
+
+/// Those that were looked at longest ago.
+pub(crate) async fn steering(work: &mut Work, most: i64) -> Result<Vec<Steering>> {
+    let rows = sqlx::query!(
+        r#"update inbound set steer_looked_at = now() where id in
+               (select id from inbound where steer_looked_at is not null order by steer_looked_at, id limit $1 for update skip locked)
+           returning id, tenant_id, run_id as "run_id!", steers"#,
+        most
+    )
+    .fetch_all(work.db())
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| Steering { message: row.id.into(), tenant: row.tenant_id.into(), run: row.run_id.into(), steers: row.steers })
+        .collect())
+}
+
+/// It is known what became of these steers.
+pub(crate) async fn steered(work: &mut Work, messages: &[InboundId]) -> Result<()> {
+    let ids: Vec<Uuid> = messages.iter().map(|message| message.uuid()).collect();
+    sqlx::query!("update inbound set steer_looked_at = null where id = any($1)", &ids).execute(work.db()).await?;
+    Ok(())
+}
+
+/// Takes messages in once more: the run that they steered ended without them.
+pub(crate) async fn reopen(work: &mut Work, messages: &[(TenantId, InboundId)]) -> Result<()> {
+    let ids: Vec<Uuid> = messages.iter().map(|(_, message)| message.uuid()).collect();
+    sqlx::query!(
+        "update inbound set state = 'received', next_attempt_at = now(), reason = 'the run before it ended without reading it', run_id = null, handled_at = null,
+             steers = steers + 1, steer_looked_at = null, claim = claim + 1
+         where id = any($1) and state = 'steered' and raw is not null",
+        &ids
+    )
+    .execute(work.db())
+    .await?;
+    for (tenant, inbound) in messages {
+        work.command(Command::Intake { tenant: *tenant, inbound: *inbound });
+    }
+    Ok(())
+}
+
+/// The messages that wait for a channel that is taken up again.
+pub(crate) async fn wake(work: &mut Work, channel: ChannelId) -> Result<()> {
+    let rows = sqlx::query!(
+        "update inbound set next_attempt_at = now() where channel_id = $1 and state = 'waiting' returning id, tenant_id",
+        channel.uuid()
+    )
+    .fetch_all(work.db())
+    .await?;
+    for row in rows {
+        work.command(Command::Intake { tenant: row.tenant_id.into(), inbound: row.id.into() });
+    }
+    Ok(())
 }
 
 pub(crate) async fn files(db: &PgPool, inbound: InboundId) -> Result<Vec<FileId>> {
@@ -411,35 +531,38 @@ pub async fn replay(chassis: &Chassis, tenant: TenantId, id: InboundId) -> Resul
     work.commit().await
 }
 
-/// What is needed to answer in a thread.
+/// What is needed to answer a message.
 #[derive(Debug)]
 pub(crate) struct Answering {
     pub channel: ChannelId,
     pub definition: ChannelDefinition,
     pub secrets: Option<Vec<u8>>,
+    /// None for a message that was not let into any.
+    pub thread: Option<ThreadId>,
     pub agent: String,
     pub head: Head,
 }
 
-/// None when the thread or its channel is gone. The message that started the run has the run's uuid.
-pub(crate) async fn answering(db: &PgPool, tenant: TenantId, thread: ThreadId, run: RunId) -> Result<Option<Answering>> {
+/// None when the message or its channel is gone. The message that started a run has the run's uuid.
+pub(crate) async fn answering(db: &PgPool, tenant: TenantId, message: InboundId) -> Result<Option<Answering>> {
     let row = sqlx::query!(
-        r#"select channel.id, definition, secrets, agent_name, head as "head!" from thread join channel on channel.id = thread.channel_id
-           join inbound on inbound.id = $3 and inbound.thread_id = thread.id
-           where thread.id = $2 and thread.tenant_id = $1 and deleted_at is null and head is not null"#,
+        r#"select channel.id, definition, secrets, thread.id as "thread_id?", agent_name as "agent_name?", head as "head!"
+           from inbound join channel on channel.id = inbound.channel_id left join thread on thread.id = thread_id
+           where inbound.id = $2 and inbound.tenant_id = $1 and deleted_at is null and head is not null"#,
         tenant.uuid(),
-        thread.uuid(),
-        run.uuid()
+        message.uuid()
     )
     .fetch_optional(db)
     .await?;
     row.map(|row| {
+        let definition = read_definition(row.definition)?;
         Ok(Answering {
             channel: row.id.into(),
-            definition: read_definition(row.definition)?,
             secrets: row.secrets,
-            agent: row.agent_name,
+            thread: row.thread_id.map(ThreadId),
+            agent: row.agent_name.unwrap_or_else(|| definition.agent.clone()),
             head: serde_json::from_value(row.head).map_err(|error| Error::broken(format!("head: {error}")))?,
+            definition,
         })
     })
     .transpose()

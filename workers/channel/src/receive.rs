@@ -1,0 +1,84 @@
+//! What comes in is kept as it came, before it is answered for (invariant KEPT). Messages that arrive together share a commit.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use tokio::time::timeout;
+use towpath_chassis::{
+    Chassis, Error, Result,
+    group::{Answer, Group, Lanes, halving},
+    secret, telemetry,
+};
+use towpath_schemas::{
+    ErrorCode,
+    id::{ChannelId, InboundId},
+    limit::INBOUND_BYTES,
+};
+
+use crate::{
+    intake::table::{self, Envelope, Incoming},
+    mail::read::message_id,
+    table as channels, token,
+};
+
+/// Batches at a time, and messages of one: each may hold [`INBOUND_BYTES`].
+const LANES: usize = 2;
+const TOGETHER: usize = 16;
+
+/// The way in. Cheap to clone.
+#[derive(Clone)]
+pub struct Inbox {
+    chassis: Chassis,
+    group: Group<Incoming, Answer<bool>>,
+}
+
+impl Inbox {
+    pub fn start(chassis: &Chassis) -> Self {
+        let own = chassis.clone();
+        let lanes = Lanes { lanes: LANES, most: TOGETHER, limit: chassis.config.limits.database_wait };
+        let group = Group::start(&chassis.tasks, lanes, move |batch: Vec<Incoming>| {
+            let chassis = own.clone();
+            async move { halving(&batch, |part| table::keep(&chassis, part).boxed()).await }
+        });
+        Self { chassis: chassis.clone(), group }
+    }
+
+    /// Keeps a mail of a channel; false when it was kept before. `delivery_key` is its provider's own id of this hand-over. Answers within
+    /// [`towpath_chassis::config::Limits::database_wait`] or with an error that lets the sender send it again.
+    pub async fn receive(&self, channel: ChannelId, envelope: Envelope, raw: Vec<u8>, delivery_key: Option<String>) -> Result<bool> {
+        if raw.len() > INBOUND_BYTES {
+            return Err(Error::refused(ErrorCode::TooLarge, format!("a message may hold at most {INBOUND_BYTES} bytes")));
+        }
+        let digest = || hex::encode(secret::sha256(&[envelope.from.as_bytes(), b"\n", &raw].concat()));
+        let incoming = Incoming {
+            id: InboundId::mint(),
+            channel,
+            delivery_key: delivery_key.unwrap_or_else(digest),
+            message_key: message_id(&envelope.from, &raw),
+            envelope,
+            raw: Arc::new(raw),
+            traceparent: telemetry::traceparent(),
+        };
+        match timeout(self.chassis.config.limits.database_wait, self.group.submit(incoming)).await {
+            Ok(kept) => kept?.map_err(Error::from),
+            Err(_) => Err(Error::Database(sqlx::Error::PoolTimedOut)),
+        }
+    }
+
+    /// The channels that take mail for these recipients, each with those that are its own.
+    pub async fn recipients(&self, to: &[String]) -> Result<Vec<(ChannelId, Vec<String>)>> {
+        let chassis = &self.chassis;
+        let bare: Vec<String> = to.iter().map(|address| token::split(&chassis.secrets, address).0).collect();
+        let found = timeout(chassis.config.limits.database_wait, channels::channels_of(&chassis.db, &bare)).await;
+        let found = found.map_err(|_| Error::Database(sqlx::Error::PoolTimedOut))??;
+        let mut channels: Vec<(ChannelId, Vec<String>)> = Vec::new();
+        for (address, bare) in to.iter().zip(&bare) {
+            let Some((_, channel)) = found.iter().find(|(known, _)| known == bare) else { continue };
+            match channels.iter_mut().find(|(known, _)| known == channel) {
+                Some((_, addresses)) => addresses.push(address.clone()),
+                None => channels.push((*channel, vec![address.clone()])),
+            }
+        }
+        Ok(channels)
+    }
+}
