@@ -97,7 +97,7 @@ async fn take_in(chassis: Chassis, claimed: Claimed) -> Result<()> {
     let span = telemetry::span_from("intake", claimed.traceparent.as_deref());
     async move {
         // A message that nobody can read must not stand in the way of others (field case C1).
-        let mut known = Known::default();
+        let mut known = Known { first: claimed.opened, verified: false };
         let considered = AssertUnwindSafe(consider(&chassis, &claimed, &mut known)).catch_unwind().await;
         let outcome = match considered {
             Ok(Ok(outcome)) => outcome,

@@ -24,7 +24,7 @@ const WAITS_AFTER: Duration = Duration::from_secs(15);
 const GIVEN_UP: i64 = 100;
 
 /// What is known of a message when it was considered.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct Known {
     /// Its author is who it says. Nobody else hears of a refusal: the answer would go to whom somebody named (backscatter).
     pub verified: bool,

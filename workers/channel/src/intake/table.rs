@@ -119,6 +119,8 @@ pub struct Claimed {
     pub paused: bool,
     /// How often it was a steer that its run did not take.
     pub steers: i32,
+    /// An earlier attempt has opened a thread for it.
+    pub opened: bool,
     pub traceparent: Option<String>,
     claim: i64,
 }
@@ -131,7 +133,7 @@ pub(crate) async fn claim(work: &mut Work, ids: &[InboundId]) -> Result<Vec<Clai
            where channel.id = channel_id and inbound.id in
                (select id from inbound where id = any($1) and next_attempt_at <= now() order by id for update skip locked)
            returning inbound.id, inbound.tenant_id, channel_id, definition, deleted_at is not null as "deleted!", principal_id, envelope,
-               raw as "raw!", attempts, paused_at is not null as "paused!", steers, traceparent, claim"#,
+               raw as "raw!", attempts, paused_at is not null as "paused!", steers, coalesce(thread_id = inbound.id, false) as "opened!", traceparent, claim"#,
         &ids,
         clock::scaled(CLAIM).as_secs_f64()
     )
@@ -150,6 +152,7 @@ pub(crate) async fn claim(work: &mut Work, ids: &[InboundId]) -> Result<Vec<Clai
                 attempts: row.attempts,
                 paused: row.paused,
                 steers: row.steers,
+                opened: row.opened,
                 traceparent: row.traceparent,
                 claim: row.claim,
             })
