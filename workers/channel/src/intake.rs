@@ -161,7 +161,7 @@ async fn consider(chassis: &Chassis, claimed: &Claimed, known: &mut Known) -> Re
     }
     let Some(channel) = claimed.definition.clone() else { return Ok(Outcome::Refused("its channel was deleted".to_owned())) };
     if claimed.paused {
-        return waiting(PAUSED, "its channel is paused");
+        return quietly(PAUSED, "its channel is paused");
     }
     let (envelope, raw) = (claimed.envelope.clone(), Arc::new(claimed.raw.clone()));
     let mail = match spawn_blocking(move || read::read(&envelope.from, &raw)).await {
@@ -281,7 +281,7 @@ async fn come(chassis: &Chassis, claimed: &Claimed, coming: &Coming<'_>, known: 
         Place::Behind => return quietly(SOON, "an earlier message of its thread is taken in first"),
         Place::TooManyOfChannel => {
             metrics::counter!("towpath_limit_reached_total", "limit" => "messages_per_minute").increment(1);
-            return waiting(TOO_MANY, "the channel takes no more messages in a minute (messages_per_minute)");
+            return quietly(TOO_MANY, "the channel takes no more messages in a minute (messages_per_minute)");
         }
         Place::TooMany(taken) => {
             metrics::counter!("towpath_limit_reached_total", "limit" => "messages_per_hour").increment(1);
@@ -325,7 +325,7 @@ fn waiting(after: Duration, reason: &str) -> Result<Outcome> {
     Ok(Outcome::Waiting { after: clock::scaled(after), reason: reason.to_owned(), failed: false, told: true })
 }
 
-/// A wait that is nobody's concern: it ends by itself within a moment.
+/// Its author hears nothing: it ends within a moment, or nobody has judged yet whether the author may write, or too many do.
 fn quietly(after: Duration, reason: &str) -> Result<Outcome> {
     Ok(Outcome::Waiting { after: clock::scaled(after), reason: reason.to_owned(), failed: false, told: false })
 }

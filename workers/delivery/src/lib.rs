@@ -10,6 +10,6 @@ mod worker;
 
 pub use stuck::stuck;
 pub use sweep::{sweeps, timers};
-pub use table::{About, Due, GivenUp, Owed, TargetKind, bounced, create, due, given_up, of_run, remove, remove_notices, retry};
+pub use table::{About, Due, GivenUp, Owed, TargetKind, bounced, create, due, given_up, of_run, remove, retry};
 pub use webhook::{check_target, notice_place, secret_place};
 pub use worker::{ToThread, handler};

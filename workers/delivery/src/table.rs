@@ -351,13 +351,6 @@ pub async fn given_up(work: &mut Work, most: i64) -> Result<Vec<GivenUp>> {
         .collect())
 }
 
-/// Forgets what was owed for removed messages, but for what belongs to a run.
-pub async fn remove_notices(work: &mut Work, messages: &[InboundId]) -> Result<()> {
-    let messages: Vec<Uuid> = messages.iter().map(|message| message.uuid()).collect();
-    sqlx::query!("delete from delivery where inbound_id = any($1) and run_id is null", &messages).execute(work.db()).await?;
-    Ok(())
-}
-
 /// Forgets what was owed for removed runs.
 pub async fn remove(work: &mut Work, runs: &[RunId]) -> Result<()> {
     let runs: Vec<Uuid> = runs.iter().map(|run| run.uuid()).collect();

@@ -253,7 +253,7 @@ pub(crate) async fn place(work: &mut Work, claimed: &Claimed, placing: &Placing<
     let counts = sqlx::query!(
         r#"select exists (select 1 from inbound where thread_id = $1 and next_attempt_at is not null
                           and (created_at, id) < (select created_at, id from inbound where id = $2)) as "behind!",
-                  (select count(*) from inbound where thread_id = $1 and state in ('started', 'steered') and handled_at > now() - interval '1 hour') as "taken!",
+                  (select count(*) from inbound where thread_id = $1 and state in ('started', 'steered', 'answered') and handled_at > now() - interval '1 hour') as "taken!",
                   (select count(*) from inbound where channel_id = $3 and state in ('started', 'steered') and handled_at > now() - interval '1 minute') as "of_channel!""#,
         thread,
         id,
@@ -402,6 +402,9 @@ pub(crate) async fn reopen(work: &mut Work, messages: &[(TenantId, InboundId)]) 
     Ok(())
 }
 
+/// Messages that are told of at once when a channel is taken up again; the sweep finds the others.
+const WOKEN: usize = 1000;
+
 /// The messages that wait for a channel that is taken up again.
 pub(crate) async fn wake(work: &mut Work, channel: ChannelId) -> Result<()> {
     let rows = sqlx::query!(
@@ -410,7 +413,7 @@ pub(crate) async fn wake(work: &mut Work, channel: ChannelId) -> Result<()> {
     )
     .fetch_all(work.db())
     .await?;
-    for row in rows {
+    for row in rows.into_iter().take(WOKEN) {
         work.command(Command::Intake { tenant: row.tenant_id.into(), inbound: row.id.into() });
     }
     Ok(())
