@@ -1,7 +1,7 @@
 //! The mail listener: LMTP (RFC 2033) and SMTP (RFC 5321) for the mail server in front, on an address that only that server can reach. A mail is answered with 250
 //! only when it is kept (invariant KEPT); what cannot be kept now is answered with 451, and the server brings it again.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use smtp_proto::{Request, request::receiver::DataReceiver};
 use tokio::{
@@ -36,8 +36,8 @@ pub async fn serve(chassis: Chassis, inbox: Inbox, listener: TcpListener) {
             () = stop.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
             Err(error) => {
                 // Too many open files, as a rule: it passes.
                 tracing::warn!(%error, "a mail connection cannot be accepted");
@@ -48,15 +48,7 @@ pub async fn serve(chassis: Chassis, inbox: Inbox, listener: TcpListener) {
         let place = places.clone().try_acquire_owned();
         let (own, inbox) = (chassis.clone(), inbox.clone());
         chassis.tasks.spawn(async move {
-            let mut connection = Connection {
-                stream: BufReader::new(stream),
-                chassis: own,
-                inbox,
-                peer: peer.ip(),
-                helo: String::new(),
-                lmtp: false,
-                mistakes: 0,
-            };
+            let mut connection = Connection { stream: BufReader::new(stream), chassis: own, inbox, lmtp: false, mistakes: 0 };
             let result = match place {
                 Ok(_place) => connection.talk().await,
                 Err(_) => {
@@ -75,9 +67,6 @@ struct Connection {
     stream: BufReader<TcpStream>,
     chassis: Chassis,
     inbox: Inbox,
-    peer: IpAddr,
-    /// What the other side calls itself.
-    helo: String,
     lmtp: bool,
     mistakes: usize,
 }
@@ -123,13 +112,9 @@ impl Connection {
             let Some(line) = line else { return Ok(()) };
             let request = Request::parse(&mut line.iter());
             match request {
-                Ok(Request::Ehlo { host }) => {
-                    self.helo = host.into_owned();
-                    self.greet(false, &mut transaction).await?;
-                }
+                Ok(Request::Ehlo { .. }) => self.greet(false, &mut transaction).await?,
                 Ok(Request::Lhlo { .. }) => self.greet(true, &mut transaction).await?,
-                Ok(Request::Helo { host }) => {
-                    self.helo = host.into_owned();
+                Ok(Request::Helo { .. }) => {
                     transaction = Transaction::default();
                     self.say("250 towpath").await?;
                 }
@@ -215,12 +200,9 @@ impl Connection {
         let mut answers = Vec::with_capacity(channels.len());
         for channel in channels {
             let to = transaction.to.iter().filter(|(_, of)| *of == channel).map(|(address, _)| address.clone()).collect();
-            // LMTP is what a mail server of our own speaks: its address tells nothing of the sender's.
-            let is_direct = !self.lmtp && !self.peer.is_loopback();
-            let (ip, helo) = (is_direct.then_some(self.peer), is_direct.then(|| self.helo.clone()));
-            let envelope = Envelope { from: transaction.from.clone().unwrap_or_default(), to, ip, helo };
+            let envelope = Envelope { from: transaction.from.clone().unwrap_or_default(), to };
             let answer = match &raw {
-                Ok(raw) => match self.inbox.receive(channel, envelope, raw.clone(), None).await {
+                Ok(raw) => match self.inbox.receive(channel, envelope, raw.clone()).await {
                     Ok(_) => "250 2.6.0 kept".to_owned(),
                     Err(Error::Refused(problem)) if problem.code == ErrorCode::TooLarge.code() => format!("552 5.3.4 {}", problem.detail),
                     Err(Error::Refused(problem)) if problem.code == ErrorCode::NotFound.code() => format!("550 5.1.1 {}", problem.detail),

@@ -104,7 +104,7 @@ pub struct Rule {
 pub struct MailChannel {
     /// Addresses that this channel takes mail for, each of one channel only. Answers come from the first.
     pub addresses: Vec<String>,
-    /// The name that the mail server in front writes into `Authentication-Results`; its findings are then believed. Without one DKIM, SPF and DMARC are checked here.
+    /// The name that the mail server in front writes into `Authentication-Results`; its findings are then believed. Without one DKIM and DMARC are checked here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authserv_id: Option<String>,
     pub smtp: Smtp,

@@ -115,7 +115,7 @@ async fn hook(
     }
     let raw = read(body.into_data_stream(), INBOUND_BYTES).await?;
     let to = handed.to.split(',').map(|to| to.trim().to_owned()).filter(|to| !to.is_empty()).collect();
-    api.inbox.receive(channel, Envelope { from: handed.from, to, ip: None, helo: None }, raw.to_vec(), None).await?;
+    api.inbox.receive(channel, Envelope { from: handed.from, to }, raw.to_vec()).await?;
     Ok(StatusCode::OK)
 }
 

@@ -9,7 +9,7 @@ use mail_parser::{MessageParser, MimeHeaders};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use stage::{
-    dns::Dns,
+    dns::{Dns, Mood},
     mail::{AGENTS, AUTHSERV_ID, NOWHERE, PEOPLE, Postfix},
     wait_for,
 };
@@ -291,6 +291,12 @@ async fn the_listener_takes_only_what_it_can_keep_and_answers_each_recipient() -
     ensure!(last(smtp(town.lmtp, "LHLO", "ann@people.test", &helper, &mail("k1@x")).await?).starts_with("250"), "kept");
     ensure!(last(smtp(town.lmtp, "EHLO", "ann@people.test", &helper, &mail("k1@x")).await?).starts_with("250"), "known again");
     ensure!(town.world.count("select count(*) from inbound where message_key = 'k1@x'").await? == 1, "kept twice");
+    // One that shares no commit with others is known again too.
+    let long = format!("{}{}", mail("k6@x"), format!("{}\r\n", "y".repeat(998)).repeat(400));
+    for _ in 0..2 {
+        ensure!(last(smtp(town.lmtp, "LHLO", "ann@people.test", &helper, &long).await?).starts_with("250"), "a long mail");
+    }
+    ensure!(town.world.count("select count(*) from inbound where message_key = 'k6@x'").await? == 1, "a long mail was kept twice");
     let large = format!("{}{}", mail("k2@x"), format!("{}\r\n", "y".repeat(998)).repeat(28_000));
     ensure!(last(smtp(town.lmtp, "LHLO", "ann@people.test", &helper, &large).await?).starts_with("552"), "too large");
     // When the row cannot be written the mail server hears 451 and brings it again (KEPT).
@@ -435,20 +441,22 @@ async fn without_a_mail_server_that_vouches_the_author_is_proved_by_signature_an
         let forged = send(id, content).await?;
         ensure!(forged["state"] == "refused" && forged["reason"].as_str().is_some_and(|why| why.contains("nobody vouches")), "{forged}");
     }
-    // While DNS does not answer nobody can tell, so the message waits (UNSURE); then it is taken in.
-    town.dns.set_broken(true);
-    let answers = smtp(town.lmtp, "LHLO", "ann@signed.test", &helper, &signed(&key, "signed.test", &mail("d5@x"))?).await?;
-    ensure!(answers.last().is_some_and(|answer| answer.starts_with("250")), "{answers:?}");
-    wait_for("the message to wait for DNS", SOON, async || {
-        let page = town.world.get("/v1/inbound").await.ok()?;
-        let waits = |item: &&Value| item["state"] == "waiting" && item["reason"].as_str().is_some_and(|why| why.contains("DNS"));
-        page["items"].as_array()?.iter().find(waits).map(|_| ())
-    })
-    .await
-    .with_context(|| town.world.logs())?;
-    town.dns.set_broken(false);
-    let taken = town.inbound("d5@x").await?;
-    ensure!(taken["state"] == "started", "{taken}");
+    // While DNS fails, or says nothing at all, nobody can tell, so the message waits (UNSURE); then it is taken in.
+    for (mood, id) in [(Mood::Broken, "d5@x"), (Mood::Mute, "d6@x")] {
+        town.dns.be(mood);
+        let answers = smtp(town.lmtp, "LHLO", "ann@signed.test", &helper, &signed(&key, "signed.test", &mail(id))?).await?;
+        ensure!(answers.last().is_some_and(|answer| answer.starts_with("250")), "{answers:?}");
+        wait_for("the message to wait for DNS", SOON, async || {
+            let page = town.world.get("/v1/inbound").await.ok()?;
+            let waits = |item: &&Value| item["state"] == "waiting" && item["reason"].as_str().is_some_and(|why| why.contains("DNS"));
+            page["items"].as_array()?.iter().find(waits).map(|_| ())
+        })
+        .await
+        .with_context(|| format!("{mood:?}\n{}", town.world.logs()))?;
+        town.dns.be(Mood::Well);
+        let taken = town.inbound(id).await?;
+        ensure!(taken["state"] == "started", "{mood:?}: {taken}");
+    }
     town.world.finish().await
 }
 

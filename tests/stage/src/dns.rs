@@ -26,8 +26,18 @@ pub struct Dns {
 #[derive(Default)]
 struct Records {
     texts: BTreeMap<String, String>,
-    /// It answers SERVFAIL.
-    broken: bool,
+    mood: Mood,
+}
+
+/// How it answers.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Mood {
+    #[default]
+    Well,
+    /// SERVFAIL.
+    Broken,
+    /// Not at all.
+    Mute,
 }
 
 impl Dns {
@@ -54,8 +64,8 @@ impl Dns {
         self.records.lock().unwrap_or_else(PoisonError::into_inner).texts.insert(name.to_lowercase(), text.to_owned());
     }
 
-    pub fn set_broken(&self, broken: bool) {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner).broken = broken;
+    pub fn be(&self, mood: Mood) {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner).mood = mood;
     }
 }
 
@@ -64,9 +74,12 @@ fn answer(records: &Mutex<Records>, question: &[u8]) -> Option<Vec<u8>> {
     let query = question.queries.first()?.clone();
     let mut answer = Message::response(question.metadata.id, OpCode::Query);
     let records = records.lock().unwrap_or_else(PoisonError::into_inner);
+    if records.mood == Mood::Mute {
+        return None;
+    }
     let name = query.name().to_ascii().trim_end_matches('.').to_lowercase();
     answer.metadata.response_code = match records.texts.get(&name) {
-        _ if records.broken => ResponseCode::ServFail,
+        _ if records.mood == Mood::Broken => ResponseCode::ServFail,
         Some(text) => {
             if query.query_type() == RecordType::TXT {
                 // A string of a TXT record holds 255 bytes.

@@ -213,7 +213,7 @@ async fn is_verified(chassis: &Chassis, claimed: &Claimed, channel: &ChannelDefi
         Some(id) => Ok(if trust::is_author(&claimed.raw, id, from) { Verdict::Author } else { Verdict::NotProven }),
         // Nobody of a public channel needs to be known, but its users.
         None if channel.access == Access::Public && !channel.users.contains_key(from) => Ok(Verdict::NotProven),
-        None => Ok(dmarc::judge(dmarc::resolver(chassis)?, &claimed.envelope, &claimed.raw).await),
+        None => Ok(dmarc::judge(dmarc::resolver(chassis)?, from, &claimed.raw).await),
     }
 }
 

@@ -1,7 +1,5 @@
 //! What comes in is kept as it came, before it is answered for (invariant KEPT). Messages that arrive together share a commit.
 
-use std::sync::Arc;
-
 use futures::FutureExt;
 use tokio::time::timeout;
 use towpath_chassis::{
@@ -21,9 +19,11 @@ use crate::{
     table as channels, token,
 };
 
-/// Batches at a time, and messages of one: each may hold [`INBOUND_BYTES`].
+/// Batches at a time, and messages of one.
 const LANES: usize = 2;
 const TOGETHER: usize = 16;
+/// Bytes of a message that shares a commit. A larger one has its own, so that many large ones at once cannot take longer together than a sender waits.
+const SHARES_BYTES: usize = 256 * 1024;
 
 /// The way in. Cheap to clone.
 #[derive(Clone)]
@@ -43,26 +43,28 @@ impl Inbox {
         Self { chassis: chassis.clone(), group }
     }
 
-    /// Keeps a mail of a channel; false when it was kept before. `delivery_key` is its provider's own id of this hand-over. Answers within
+    /// Keeps a mail of a channel; false when it was kept before. Answers within
     /// [`towpath_chassis::config::Limits::database_wait`] or with an error that lets the sender send it again.
-    pub async fn receive(&self, channel: ChannelId, envelope: Envelope, raw: Vec<u8>, delivery_key: Option<String>) -> Result<bool> {
+    pub async fn receive(&self, channel: ChannelId, envelope: Envelope, raw: Vec<u8>) -> Result<bool> {
         if raw.len() > INBOUND_BYTES {
             return Err(Error::refused(ErrorCode::TooLarge, format!("a message may hold at most {INBOUND_BYTES} bytes")));
         }
-        let digest = || hex::encode(secret::sha256(&[envelope.from.as_bytes(), b"\n", &raw].concat()));
         let incoming = Incoming {
             id: InboundId::mint(),
             channel,
-            delivery_key: delivery_key.unwrap_or_else(digest),
+            delivery_key: hex::encode(secret::sha256(&[envelope.from.as_bytes(), b"\n", &raw].concat())),
             message_key: message_id(&envelope.from, &raw),
             envelope,
-            raw: Arc::new(raw),
+            raw,
             traceparent: telemetry::traceparent(),
         };
-        match timeout(self.chassis.config.limits.database_wait, self.group.submit(incoming)).await {
-            Ok(kept) => kept?.map_err(Error::from),
-            Err(_) => Err(Error::Database(sqlx::Error::PoolTimedOut)),
-        }
+        let kept = async {
+            if incoming.raw.len() <= SHARES_BYTES {
+                return self.group.submit(incoming).await?.map_err(Error::from);
+            }
+            Ok(table::keep(&self.chassis, &[incoming]).await? == [true])
+        };
+        timeout(self.chassis.config.limits.database_wait, kept).await.map_err(|_| Error::Database(sqlx::Error::PoolTimedOut))?
     }
 
     /// The channels that take mail for these recipients, each with those that are its own.

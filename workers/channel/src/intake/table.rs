@@ -1,6 +1,6 @@
 //! All SQL of `thread`, `thread_message`, `inbound` and `inbound_file`.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
@@ -26,12 +26,6 @@ pub struct Envelope {
     /// Empty for `<>`.
     pub from: String,
     pub to: Vec<String>,
-    /// Who brought it, when that was its sender's own mail server.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ip: Option<IpAddr>,
-    /// What that server called itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub helo: Option<String>,
 }
 
 /// A message to be kept.
@@ -42,7 +36,7 @@ pub(crate) struct Incoming {
     pub delivery_key: String,
     pub message_key: String,
     pub envelope: Envelope,
-    pub raw: Arc<Vec<u8>>,
+    pub raw: Vec<u8>,
     pub traceparent: Option<String>,
 }
 
@@ -467,10 +461,10 @@ pub(crate) async fn tenant_of(work: &mut Work, ids: &[InboundId]) -> Result<Vec<
     Ok(rows.into_iter().map(|row| (row.tenant_id.into(), row.id.into())).collect())
 }
 
-/// Forgets the bytes of old messages that are through; the row stays, so that one that comes again is still known.
+/// Forgets the bytes of old messages that are through and cannot be taken in once more by themselves; the row stays, so that one that comes again is still known.
 pub(crate) async fn forget_raw(db: &PgPool) -> Result<u64> {
     let done = sqlx::query!(
-        "update inbound set raw = null where id in (select id from inbound where raw is not null and next_attempt_at is null
+        "update inbound set raw = null where id in (select id from inbound where raw is not null and next_attempt_at is null and steer_looked_at is null
              and created_at < now() - make_interval(days => $1) order by created_at limit 500)",
         INBOUND_DAYS
     )

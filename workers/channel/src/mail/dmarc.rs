@@ -1,17 +1,18 @@
-//! Whether the author of a mail is who `From` says, found out here: DKIM, SPF and DMARC by DNS (RFC 6376, 7208, 9989). For channels that no mail server
+//! Whether the author of a mail is who `From` says, found out here: DKIM and DMARC by DNS (RFC 6376, 9989). For channels that no mail server
 //! with such checks stands in front of.
 
-use std::sync::OnceLock;
+use std::{sync::OnceLock, time::Duration};
 
 use mail_auth::{
-    AuthenticatedMessage, DkimResult, DmarcResult, MessageAuthenticator, SpfOutput, SpfResult,
+    AuthenticatedMessage, DkimResult, DmarcResult, MessageAuthenticator, SpfOutput,
     dmarc::verify::DmarcParameters,
     hickory_resolver::config::{ConnectionConfig, NameServerConfig, ResolverConfig, ResolverOpts},
-    spf::verify::SpfParameters,
 };
-use towpath_chassis::{Chassis, Error, Result};
+use tokio::time::timeout;
+use towpath_chassis::{Chassis, Error, Result, clock};
 
-use crate::intake::table::Envelope;
+/// For all questions about one mail, however many signatures it carries. Shorter than a handler may take.
+const ASK: Duration = Duration::from_secs(8);
 
 /// What was found out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,43 +45,38 @@ pub fn resolver(chassis: &Chassis) -> Result<&'static MessageAuthenticator> {
     Ok(RESOLVER.get_or_init(|| made))
 }
 
-/// Whether DMARC passes: a signature or the sending server's address, of the author's own domain. A domain without a DMARC record is judged by a signature alone.
-/// An address that forwarded the mail fails SPF always; a signature outlives that (field case C13).
-pub async fn judge(resolver: &MessageAuthenticator, envelope: &Envelope, raw: &[u8]) -> Verdict {
+/// Whether a signature (DKIM) of the domain of `from` stands for the mail, as its DMARC record wants it aligned; a domain without such a record is judged by a signature
+/// of its very name. Who handed the mail on is not asked after (SPF): that is our own mail server or a provider, whose address may well be named in the author's record,
+/// and then everybody's mail would be the author's. A signature outlives forwarding (field case C13).
+pub async fn judge(resolver: &MessageAuthenticator, from: &str, raw: &[u8]) -> Verdict {
+    match timeout(clock::scaled(ASK), ask(resolver, from, raw)).await {
+        Ok(verdict) => verdict,
+        Err(_) => Verdict::Unsure(format!("DNS did not answer within {} s", ASK.as_secs())),
+    }
+}
+
+async fn ask(resolver: &MessageAuthenticator, from: &str, raw: &[u8]) -> Verdict {
     let Some(message) = AuthenticatedMessage::parse(raw) else { return Verdict::NotProven };
-    let [from] = message.froms() else { return Verdict::NotProven };
-    let Some((_, author)) = from.rsplit_once('@') else { return Verdict::NotProven };
-    let author = author.to_lowercase();
+    // What is judged must be the author whom the channel goes by, however a crafted header may be read.
+    if !matches!(message.froms(), [author] if author.eq_ignore_ascii_case(from)) {
+        return Verdict::NotProven;
+    }
+    let Some((_, domain)) = from.rsplit_once('@') else { return Verdict::NotProven };
     let dkim = resolver.verify_dkim(&message).await;
-    let mail_from = envelope.from.rsplit_once('@').map_or(author.as_str(), |(_, domain)| domain).to_lowercase();
-    let spf = match envelope.ip {
-        Some(ip) => {
-            let helo = envelope.helo.as_deref().unwrap_or(&mail_from);
-            resolver.verify_spf(SpfParameters::verify_mail_from(ip, helo, "towpath", &envelope.from)).await
-        }
-        None => SpfOutput::new(mail_from.clone()),
-    };
-    let dmarc = resolver.verify_dmarc(DmarcParameters::new(&message, &dkim, &mail_from, &spf)).await;
+    let spf = SpfOutput::new(domain.to_owned());
+    let dmarc = resolver.verify_dmarc(DmarcParameters::new(&message, &dkim, domain, &spf)).await;
     let is_signed_by_author = dkim.iter().any(|output| {
-        *output.result() == DkimResult::Pass && output.signature().is_some_and(|signature| signature.d.eq_ignore_ascii_case(&author))
+        *output.result() == DkimResult::Pass && output.signature().is_some_and(|signature| signature.d.eq_ignore_ascii_case(domain))
     });
-    match (dmarc.dkim_result(), dmarc.spf_result()) {
-        (DmarcResult::Pass, _) | (_, DmarcResult::Pass) => return Verdict::Author,
+    let why = match dmarc.dkim_result() {
+        DmarcResult::Pass => return Verdict::Author,
         // A domain that publishes no policy may sign all the same.
-        (DmarcResult::None, DmarcResult::None) if is_signed_by_author && dmarc.dmarc_record().is_none() => return Verdict::Author,
-        _ => {}
-    }
-    let unsure = [dmarc.dkim_result(), dmarc.spf_result()].into_iter().find_map(|result| match result {
+        DmarcResult::None if is_signed_by_author && dmarc.dmarc_record().is_none() => return Verdict::Author,
         DmarcResult::TempError(error) => Some(error.to_string()),
-        _ => None,
-    });
-    let dkim_unsure = dkim.iter().find_map(|output| match output.result() {
-        DkimResult::TempError(error) => Some(error.to_string()),
-        _ => None,
-    });
-    let spf_unsure = (spf.result() == SpfResult::TempError).then(|| "SPF: no answer".to_owned());
-    match unsure.or(dkim_unsure).or(spf_unsure) {
-        Some(why) => Verdict::Unsure(format!("DNS did not tell whether {author} vouches for it: {why}")),
-        None => Verdict::NotProven,
-    }
+        _ => dkim.iter().find_map(|output| match output.result() {
+            DkimResult::TempError(error) => Some(error.to_string()),
+            _ => None,
+        }),
+    };
+    why.map_or(Verdict::NotProven, |why| Verdict::Unsure(format!("DNS did not tell whether {domain} vouches for it: {why}")))
 }
