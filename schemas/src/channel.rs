@@ -19,10 +19,10 @@ pub struct ChannelDefinition {
     pub rules: Vec<Rule>,
     #[serde(default)]
     pub access: Access,
-    /// Whom `internal` lets in beside `users`: addresses, or domains as `example.org`.
+    /// Whom `internal` lets in beside `users`: addresses, or domains as `example.org`; of Slack user ids, or workspaces as `T024BE7LD`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<String>,
-    /// Verified authors who act as a user of the tenant: address to the user's name.
+    /// Verified authors who act as a user of the tenant: address, or Slack user id, to the user's name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub users: BTreeMap<String, String>,
     /// Runs and steers that one thread may cause in an hour before nothing more is taken from it: two programs that answer each other.
@@ -38,10 +38,14 @@ pub struct ChannelDefinition {
     /// Webhooks, signed with the secret `notify_secret` when there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notify: Option<String>,
-    /// A mail channel. (More kinds will stand beside it; a channel is of one kind.)
-    pub mail: MailChannel,
-    /// Secrets by name: `hook_password` (for POST /hooks/…), `smtp_password`, `notify_secret`. Stored encrypted and never shown again; one that
-    /// is left out stays as it was.
+    /// A mail channel. Of the kinds `mail` and `slack` a channel has exactly one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mail: Option<MailChannel>,
+    /// A Slack app.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slack: Option<SlackChannel>,
+    /// Secrets by name: `notify_secret`; of mail `hook_password` (for POST /hooks/…) and `smtp_password`; of Slack `signing_secret` and `bot_token`.
+    /// Stored encrypted and never shown again; one that is left out stays as it was.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<String, SecretText>,
 }
@@ -89,13 +93,34 @@ pub enum Access {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Rule {
-    /// The address that it was sent to.
+    /// Where it was sent to: an address, or the id of a Slack channel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
-    /// The author: an address, or a domain.
+    /// The author: an address or a domain, a Slack user or workspace id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     pub agent: String,
+}
+
+/// What a channel speaks.
+#[derive(Debug, Clone, Copy)]
+pub enum Kind<'a> {
+    Mail(&'a MailChannel),
+    Slack(&'a SlackChannel),
+}
+
+/// A Slack app that posts its events to the channel's hook.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SlackChannel {
+    /// Where its Web API is; another one for GovSlack.
+    #[serde(default = "slack_api")]
+    pub api: String,
+}
+
+fn slack_api() -> String {
+    "https://slack.com/api".to_owned()
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,10 +167,45 @@ pub enum Tls {
     None,
 }
 
-/// Secrets that a channel may have.
-pub const SECRETS: [&str; 3] = ["hook_password", "smtp_password", "notify_secret"];
+/// Secrets of every channel, and of each kind.
+const SECRETS: [&str; 1] = ["notify_secret"];
+const MAIL_SECRETS: [&str; 2] = ["hook_password", "smtp_password"];
+const SLACK_SECRETS: [&str; 2] = ["signing_secret", "bot_token"];
 
 impl ChannelDefinition {
+    /// None for a kind that only a newer release knows.
+    pub fn kind(&self) -> Option<Kind<'_>> {
+        match (&self.mail, &self.slack) {
+            (Some(mail), None) => Some(Kind::Mail(mail)),
+            (None, Some(slack)) => Some(Kind::Slack(slack)),
+            (None, None) | (Some(_), Some(_)) => None,
+        }
+    }
+
+    /// The addresses that it takes mail for.
+    pub fn addresses(&self) -> &[String] {
+        self.mail.as_ref().map_or(&[], |mail| &mail.addresses)
+    }
+
+    /// In a few words where messages of it come from.
+    pub fn place(&self) -> String {
+        match self.kind() {
+            Some(Kind::Mail(mail)) => format!("mail for {}", mail.addresses.join(", ")),
+            Some(Kind::Slack(_)) => "messages of its Slack app".to_owned(),
+            None => "messages of a kind that this release does not know".to_owned(),
+        }
+    }
+
+    /// Secrets that it may have, and those of them that it cannot do without.
+    pub fn secret_names(&self) -> (Vec<&'static str>, Vec<&'static str>) {
+        let (more, needed): (&[&str], Vec<&str>) = match self.kind() {
+            Some(Kind::Mail(mail)) => (&MAIL_SECRETS, if mail.smtp.user.is_some() { vec!["smtp_password"] } else { Vec::new() }),
+            Some(Kind::Slack(_)) => (&SLACK_SECRETS, SLACK_SECRETS.to_vec()),
+            None => (&[], Vec::new()),
+        };
+        (SECRETS.iter().chain(more).copied().collect(), needed)
+    }
+
     /// The first thing that is wrong, in words for whoever wrote it.
     pub fn check(&self) -> Result<(), String> {
         if !crate::agent::is_name(&self.name) {
@@ -154,17 +214,32 @@ impl ChannelDefinition {
         if self.rules.len() > CHANNEL_RULES || self.members.len() > CHANNEL_RULES || self.users.len() > CHANNEL_RULES {
             return Err(format!("rules, members, users: at most {CHANNEL_RULES} each"));
         }
-        if self.mail.addresses.is_empty() || self.mail.addresses.len() > CHANNEL_RULES {
+        match self.kind() {
+            Some(Kind::Mail(mail)) => self.check_mail(mail)?,
+            Some(Kind::Slack(slack)) => self.check_slack(slack)?,
+            None => return Err("mail, slack: a channel has exactly one of them".to_owned()),
+        }
+        if self.messages_per_hour == 0 || self.messages_per_minute == 0 {
+            return Err("messages_per_hour, messages_per_minute: at least 1; `towpath channel pause` stops a channel".to_owned());
+        }
+        let (names, _) = self.secret_names();
+        match self.secrets.iter().find(|(name, value)| !names.contains(&name.as_str()) || value.0.is_empty()) {
+            Some((name, _)) => Err(format!("secrets: `{name}` is empty or unknown; there are {}", names.join(", "))),
+            None => Ok(()),
+        }
+    }
+
+    fn check_mail(&self, mail: &MailChannel) -> Result<(), String> {
+        if mail.addresses.is_empty() || mail.addresses.len() > CHANNEL_RULES {
             return Err(format!("mail.addresses: from 1 to {CHANNEL_RULES}"));
         }
-        for address in &self.mail.addresses {
+        for address in &mail.addresses {
             if !is_address(address) || address.contains('+') {
                 return Err(format!("mail.addresses: `{address}` is no address as `agent@example.org`, in lower case and without `+`"));
             }
         }
         // An author's address is compared in lower case.
-        let compared = self.members.iter().chain(self.rules.iter().flat_map(|rule| rule.to.iter().chain(&rule.from)));
-        if let Some(upper) = compared.into_iter().find(|text| text.chars().any(char::is_uppercase)) {
+        if let Some(upper) = self.compared().find(|text| text.chars().any(char::is_uppercase)) {
             return Err(format!("rules, members: write `{upper}` in lower case"));
         }
         for address in self.users.keys() {
@@ -172,20 +247,38 @@ impl ChannelDefinition {
                 return Err(format!("users: `{address}` is no address as `ann@example.org` in lower case"));
             }
         }
-        if self.mail.smtp.user.is_none() && self.secrets.contains_key("smtp_password") {
+        if mail.smtp.user.is_none() && self.secrets.contains_key("smtp_password") {
             return Err("mail.smtp.user: it is missing, but secrets hold smtp_password".to_owned());
         }
-        if self.mail.smtp.host.is_empty() {
+        if mail.smtp.host.is_empty() {
             return Err("mail.smtp.host: it is empty".to_owned());
         }
-        if self.messages_per_hour == 0 || self.messages_per_minute == 0 {
-            return Err("messages_per_hour, messages_per_minute: at least 1; `towpath channel pause` stops a channel".to_owned());
+        Ok(())
+    }
+
+    fn check_slack(&self, slack: &SlackChannel) -> Result<(), String> {
+        if !slack.api.starts_with("https://") && !slack.api.starts_with("http://") {
+            return Err(format!("slack.api: `{}` is no http or https URL", slack.api));
         }
-        match self.secrets.iter().find(|(name, value)| !SECRETS.contains(&name.as_str()) || value.0.is_empty()) {
-            Some((name, _)) => Err(format!("secrets: `{name}` is empty or unknown; there are {}", SECRETS.join(", "))),
+        for user in self.users.keys() {
+            if !is_slack_id(user) || !user.starts_with(['U', 'W']) {
+                return Err(format!("users: `{user}` is no Slack user id as `U012AB3CD` (in a person's profile: Copy member ID)"));
+            }
+        }
+        match self.compared().find(|text| !is_slack_id(text)) {
+            Some(text) => Err(format!("rules, members: `{text}` is no Slack id as `U012AB3CD`, `T024BE7LD` or `C012AB3CD`")),
             None => Ok(()),
         }
     }
+
+    /// What authors and places are compared with.
+    fn compared(&self) -> impl Iterator<Item = &String> {
+        self.members.iter().chain(self.rules.iter().flat_map(|rule| rule.to.iter().chain(&rule.from)))
+    }
+}
+
+fn is_slack_id(text: &str) -> bool {
+    text.len() >= 2 && text.len() <= 32 && text.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit())
 }
 
 fn is_address(text: &str) -> bool {
@@ -210,7 +303,8 @@ mod tests {
     fn the_least_definition_is_closed_to_strangers_and_speaks_tls() {
         let channel = channel();
         assert_eq!(channel.check(), Ok(()));
-        assert_eq!((channel.access, channel.mail.smtp.tls, channel.mail.smtp.port), (Access::Private, Tls::Starttls, 587));
+        let smtp = channel.mail.expect("mail").smtp;
+        assert_eq!((channel.access, smtp.tls, smtp.port), (Access::Private, Tls::Starttls, 587));
     }
 
     #[test]
@@ -218,6 +312,28 @@ mod tests {
         let mut channel = channel();
         channel.secrets.insert("hook_password".to_owned(), SecretText("open sesame".to_owned()));
         assert!(!format!("{channel:?}").contains("sesame"));
+    }
+
+    fn addresses(channel: &mut ChannelDefinition) -> &mut Vec<String> {
+        &mut channel.mail.as_mut().expect("mail").addresses
+    }
+
+    #[test]
+    fn a_slack_channel_names_people_by_their_ids_and_has_no_secrets_of_mail() {
+        let mut channel: ChannelDefinition = serde_json::from_str(
+            r#"{"name": "slack", "agent": "helper", "members": ["T024BE7LD"], "users": {"U012AB3CD": "ann"}, "slack": {}}"#,
+        )
+        .expect("definition");
+        assert_eq!(channel.check(), Ok(()));
+        assert_eq!(channel.secret_names(), (vec!["notify_secret", "signing_secret", "bot_token"], vec!["signing_secret", "bot_token"]));
+        channel.members = vec!["example.org".to_owned()];
+        assert!(channel.check().expect_err("an id").contains("no Slack id"));
+        channel.members.clear();
+        channel.users = [("ann@example.org".to_owned(), "ann".to_owned())].into();
+        assert!(channel.check().expect_err("a user id").contains("no Slack user id"));
+        channel.users.clear();
+        channel.secrets.insert("smtp_password".to_owned(), SecretText("x".to_owned()));
+        assert!(channel.check().expect_err("a secret").contains("signing_secret"));
     }
 
     #[test]
@@ -229,12 +345,14 @@ mod tests {
             assert!(error.contains(word), "{error}");
         };
         wrong(|channel| channel.name = "Mail".to_owned(), "name");
-        wrong(|channel| channel.mail.addresses.clear(), "mail.addresses");
-        wrong(|channel| channel.mail.addresses = vec!["Agent@example.org".to_owned()], "lower case");
-        wrong(|channel| channel.mail.addresses = vec!["agent+x@example.org".to_owned()], "without `+`");
+        wrong(|channel| addresses(channel).clear(), "mail.addresses");
+        wrong(|channel| *addresses(channel) = vec!["Agent@example.org".to_owned()], "lower case");
+        wrong(|channel| *addresses(channel) = vec!["agent+x@example.org".to_owned()], "without `+`");
+        wrong(|channel| channel.mail = None, "exactly one");
+        wrong(|channel| channel.slack = Some(SlackChannel { api: slack_api() }), "exactly one");
         wrong(
             |channel| drop(channel.secrets.insert("pasword".to_owned(), SecretText("x".to_owned()))),
-            "there are hook_password, smtp_password, notify_secret",
+            "there are notify_secret, hook_password, smtp_password",
         );
         wrong(|channel| drop(channel.secrets.insert("smtp_password".to_owned(), SecretText("x".to_owned()))), "mail.smtp.user");
         wrong(|channel| channel.messages_per_minute = 0, "at least 1");

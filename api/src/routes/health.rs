@@ -23,19 +23,20 @@ pub async fn alive() -> &'static str {
 }
 
 /// 200 when everything that this process stands on answers, else 503; either way says how each is, and in `oldest_s` for how many seconds the oldest thing of each kind has waited
-/// to be moved on (null when nobody can tell). Those ages are no reason for a 503: what is accepted here is kept, however slow the workers are.
+/// to be moved on, and in `channels_broken` by how many channels nothing goes out (null when nobody can tell). Those are no reason for a 503: what is accepted here is kept, however slow the workers are.
 pub async fn ready(State(api): State<Api>) -> Response {
     let chassis = &api.chassis;
     let database = async { outbox::oldest_s(&chassis.db).await.map(|age| format!("ok, oldest unpublished command {age:.1} s")) };
     let nats = async { towpath_chassis::streams::ping(&chassis.jetstream).await.map(|()| "ok".to_owned()) };
     let store = async { chassis.store.ping().await.map(|()| "ok".to_owned()) };
-    let (database, nats, store, oldest) = tokio::join!(look(database), look(nats), look(store), oldest(chassis));
+    let broken = tokio::time::timeout(LOOK, towpath_channel::broken(&chassis.db));
+    let (database, nats, store, oldest, broken) = tokio::join!(look(database), look(nats), look(store), oldest(chassis), broken);
     let draining = chassis.tasks.is_stopping();
     let ready = database.is_ok() && nats.is_ok() && store.is_ok() && !draining;
     let word = |result: Result<String, String>| result.unwrap_or_else(|why| format!("away: {why}"));
     let body = serde_json::json!({
         "ready": ready, "draining": draining, "postgres": word(database), "nats": word(nats), "s3": word(store), "sandboxes_connected": api.gateway.connected(),
-        "oldest_s": oldest.into_iter().collect::<serde_json::Map<_, _>>(),
+        "channels_broken": broken.ok().and_then(Result::ok), "oldest_s": oldest.into_iter().collect::<serde_json::Map<_, _>>(),
     });
     (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, Json(body)).into_response()
 }
@@ -90,6 +91,9 @@ pub async fn metrics(State(api): State<Api>) -> Response {
     }
     if let Ok(slots) = towpath_run::admission::slots_held(db).await {
         metrics::gauge!("towpath_slots_held").set(slots as f64);
+    }
+    if let Ok(broken) = towpath_channel::broken(db).await {
+        metrics::gauge!("towpath_channels_broken").set(broken as f64);
     }
     for (what, age) in oldest(&api.chassis).await {
         if let Some(age) = age.as_f64() {

@@ -7,7 +7,7 @@ use towpath_transcript::reader::{self, Cursor, Piece};
 use crate::World;
 
 /// One part: its name, and a query that gives one line of text for each row. Ids stand as whether they are there.
-const PARTS: [(&str, &str); 20] = [
+const PARTS: [(&str, &str); 21] = [
     ("run", "select concat_ws(' ', prompt, state, 'wanted', wanted, 'reason', reason, 'waits', waiting_for, 'epoch', epoch, active, incarnation, starts, restarts,
         exited, exit_code, exit_signal, message, started_at is not null, ended_at is not null) from run order by created_at, id"),
     ("history", "select concat_ws(' ', from_state, to_state, cause, case when actor like 'prn%' then 'person' else actor end, epoch, reason, detail - 'steer')
@@ -20,6 +20,7 @@ const PARTS: [(&str, &str); 20] = [
     ("sandbox", "select concat_ws(' ', epoch, state, unwanted, incarnation, identity is not null, observed, refusal) from sandbox order by epoch"),
     ("transcript", "select concat_ws(' ', epoch, state, last_seq, bytes, end_record, gap, 'cut', cut_first, cut_last, cut_bytes, cut_reason) from transcript order by epoch"),
     ("delivery", "select concat_ws(' ', n, state, answer, secret is not null, body #>> '{data,run,state}', body #>> '{data,run,result,text}') from delivery order by n"),
+    ("part", "select concat_ws(' ', delivery.n, about, delivery_part.n, sent_at is not null) from delivery_part join delivery on id = delivery_id order by delivery.n, about, delivery_part.n"),
     ("output", "select concat_ws(' ', name, epoch, size, status, reason, object_key is not null) from output order by name"),
     ("file", "select concat_ws(' ', name, expired_at is not null) from file order by name"),
     ("upload", "select concat_ws(' ', name, received, parts, completed_at is not null, file_id is not null, (select count(*) from upload_part where upload_id = upload.id)) from upload"),

@@ -52,7 +52,7 @@ pub struct World {
 /// All tables, in an order in which they can be emptied.
 const EMPTY: &str = "delete from inbound_file; delete from inbound; delete from thread_message; delete from thread; delete from channel_address; delete from channel;
     delete from dead; delete from attempt; delete from idempotency; delete from lease; delete from timer; delete from outbox;
-    delete from upload_part; delete from upload; delete from output; delete from steer_file; delete from run_file; delete from file; delete from delivery; delete from chunk; delete from object;
+    delete from upload_part; delete from upload; delete from output; delete from steer_file; delete from run_file; delete from file; delete from delivery_part; delete from delivery; delete from chunk; delete from object;
     delete from transcript; delete from sandbox; delete from steer; delete from workspace; delete from slot; delete from pool; delete from run_target;
     delete from run_result; delete from run_step; delete from run_history; delete from run; delete from session; delete from agent_version;
     delete from agent; delete from token; delete from principal; delete from tenant";

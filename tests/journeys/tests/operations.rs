@@ -7,7 +7,7 @@ use stage::wait_for;
 use towpath_journeys::{Ground, SOON, World};
 
 /// What makes each kind of stuck things, in a world with one run that works and one that has a delivery.
-const MADE: [(&str, &str); 14] = [
+const MADE: [(&str, &str); 15] = [
     ("unpublished_commands", "insert into outbox (subject, body, created_at) values ('command.none', '{}', now() - interval '1 minute')"),
     ("overdue_timers", "insert into timer (kind, key, due_at) values ('of a newer release', 'x', now() - interval '2 minutes')"),
     ("dead_letters", "insert into dead (role, subject, body, reason, attempts) values ('x', 'x', '{}', 'x', 20)"),
@@ -27,6 +27,7 @@ const MADE: [(&str, &str); 14] = [
     ("inbound_overdue", "insert into channel (id, tenant_id, name, definition, principal_id) select gen_random_uuid(), tenant_id, 'mail', '{}', id from principal limit 1;
         insert into inbound (id, tenant_id, channel_id, delivery_key, message_key, envelope, raw, state, next_attempt_at, created_at)
             select gen_random_uuid(), tenant_id, id, 'x', 'x', '{}', 'x', 'received', now(), now() - interval '1 hour' from channel"),
+    ("channel_broken", "update channel set broken_at = now() - interval '10 minutes', broken_why = 'token_revoked', probe_at = now()"),
     ("inbound_given_up", "update inbound set state = 'dead', next_attempt_at = null, handled_at = now()"),
 ];
 

@@ -1,26 +1,26 @@
 //! A message came: read it, decide at the door, find its thread, and start or steer a run. Everything that it makes has the message's own uuid (the thread
 //! that it opens, the run that it starts, the steer), so that a worker that dies half-way leaves nothing that could be made twice (invariant ONCE).
 
+mod prompt;
 pub mod table;
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, time::Duration};
 
 use futures::{FutureExt, StreamExt, stream};
-use tokio::task::spawn_blocking;
 use towpath_agent::start::{Start, start_all};
 use towpath_chassis::{
     Chassis, Error, Result, clock,
     consume::{Handler, Outcome as Handled},
     telemetry, timer,
 };
-use towpath_file::Spool;
+use towpath_delivery::About;
 use towpath_run::accept::{NewSteerRow, cancel, steer};
 use towpath_schemas::{
     ErrorCode,
     body::NewRun,
-    channel::{Access, ChannelDefinition},
+    channel::{ChannelDefinition, Kind},
     command::Command,
-    id::{FileId, InboundId, PrincipalId, RunId, SessionId, SteerId, ThreadId},
+    id::{DeliveryId, InboundId, PrincipalId, RunId, SessionId, SteerId, ThreadId},
     limit::{PROMPT_BYTES, STEER_BYTES},
     subject,
 };
@@ -28,19 +28,15 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use crate::{
-    mail::{
-        dmarc::{self, Verdict},
-        quote,
-        read::{self, Attachment, Mail},
-        trust,
-    },
+    mail::{self, dmarc::Verdict},
+    message::Message,
     notice::{self, Known},
     state::{Door, Who, door},
     sweep::TIMER,
     table::owner_of,
-    token,
 };
-use table::{Claimed, Head, Outcome, Place, Placing};
+use prompt::{keep, prompt};
+use table::{Claimed, Outcome, Place, Placing};
 
 /// Messages of one batch that are under way at a time; each may hold its bytes twice.
 const AT_A_TIME: usize = 4;
@@ -54,12 +50,6 @@ const LONGEST: Duration = Duration::from_secs(300);
 /// Waits while a channel is paused (resuming it ends them), and while it has taken as much as it may in a minute.
 const PAUSED: Duration = Duration::from_secs(300);
 const TOO_MANY: Duration = Duration::from_secs(10);
-/// The whole text, where the agent is not told all of it.
-const MESSAGE_FILE: &str = "message.txt";
-/// What is added to a text that was cut, and to one without what it quoted.
-const CUT: &str = "\n\n[cut here; the whole text is in message.txt]";
-const QUOTED: &str = "\n\n[the quoted text is left out; the whole message is in message.txt]";
-
 pub fn handler() -> Handler {
     Handler::new("intake", subject::INTAKE_ALL, handle)
 }
@@ -119,7 +109,7 @@ async fn take_in(chassis: Chassis, claimed: Claimed) -> Result<()> {
             if let Outcome::Stopped(what) | Outcome::Dead(what) = &outcome
                 && let Some(owner) = owner_of(&mut work, claimed.id).await?
             {
-                notice::to_owner(&chassis, &mut work, &owner, claimed.id, None, what).await?;
+                notice::to_owner(&chassis, &mut work, &owner, claimed.id, About::ChannelNotice, None, what).await?;
             }
         }
         work.commit().await?;
@@ -163,13 +153,19 @@ async fn consider(chassis: &Chassis, claimed: &Claimed, known: &mut Known) -> Re
     if claimed.paused {
         return quietly(PAUSED, "its channel is paused");
     }
-    let (envelope, raw) = (claimed.envelope.clone(), Arc::new(claimed.raw.clone()));
-    let mail = match spawn_blocking(move || read::read(&envelope.from, &raw)).await {
-        Ok(Ok(mail)) => mail,
-        Ok(Err(error)) => return Ok(Outcome::Refused(error.to_string())),
-        Err(error) => return Err(Error::broken(format!("reading the mail: {error}"))),
+    let read = match channel.kind() {
+        Some(Kind::Mail(settings)) => mail::message(chassis, claimed, settings).await?,
+        Some(Kind::Slack(_)) | None => return quietly(PAUSED, "its channel is of a kind that this release does not know"),
     };
-    let verified = match is_verified(chassis, claimed, &channel, &mail).await? {
+    let message = match read {
+        Ok(message) => message,
+        Err(reason) => return Ok(Outcome::Refused(reason)),
+    };
+    let verdict = match channel.kind() {
+        Some(Kind::Mail(settings)) => mail::verdict(chassis, claimed, &channel, settings, &message).await?,
+        Some(Kind::Slack(_)) | None => Verdict::NotProven,
+    };
+    let verified = match verdict {
         Verdict::Author => true,
         Verdict::NotProven => false,
         // Nobody is sent away because DNS was away; once the attempts are used up nobody vouches for it.
@@ -178,52 +174,30 @@ async fn consider(chassis: &Chassis, claimed: &Claimed, known: &mut Known) -> Re
     };
     known.verified = verified;
     let mut work = chassis.begin().await?;
-    table::know(&mut work, claimed, &head_of(&mail), mail.from.as_deref()).await?;
+    table::know(&mut work, claimed, &message.head, message.author.as_deref()).await?;
     work.commit().await?;
-    let (to, tokens): (Vec<String>, Vec<Option<ThreadId>>) =
-        claimed.envelope.to.iter().map(|address| token::split(&chassis.secrets, address)).unzip();
-    match door(&channel, &mail, verified, &to) {
+    match door(&channel, &message, verified) {
         Door::Ignore(reason) => Ok(Outcome::Ignored(reason)),
         Door::Refuse(reason) => Ok(Outcome::Refused(reason)),
-        Door::Bounced(deliveries, why) => {
-            let why = why.unwrap_or_else(|| first_line(&mail.text));
-            let mut work = chassis.begin().await?;
-            let mut known = Vec::new();
-            for delivery in deliveries {
-                if towpath_delivery::bounced(&mut work, claimed.tenant, delivery, &format!("it came back: {why}")).await? {
-                    known.push(delivery.to_string());
-                }
-            }
-            work.commit().await?;
-            let what = if known.is_empty() { "nothing of ours".to_owned() } else { known.join(", ") };
-            Ok(Outcome::Ignored(format!("a mail server's report on {what}")))
-        }
+        Door::Bounced(deliveries, why) => bounced(chassis, claimed, deliveries, &why).await,
         Door::Come { who, agent } => {
-            let token = tokens.into_iter().flatten().next();
-            come(chassis, claimed, &Coming { channel: &channel, mail: &mail, who: &who, agent: &agent, token }, known).await
+            come(chassis, claimed, &Coming { channel: &channel, message: &message, who: &who, agent: &agent }, known).await
         }
     }
 }
 
-/// By the mail server in front when the channel names one, else by ourselves.
-async fn is_verified(chassis: &Chassis, claimed: &Claimed, channel: &ChannelDefinition, mail: &Mail) -> Result<Verdict> {
-    // Automatic mail is decided without its author.
-    let Some(from) = mail.from.as_deref().filter(|_| mail.automatic.is_none()) else { return Ok(Verdict::NotProven) };
-    match &channel.mail.authserv_id {
-        Some(id) => Ok(if trust::is_author(&claimed.raw, id, from) { Verdict::Author } else { Verdict::NotProven }),
-        // Nobody of a public channel needs to be known, but its users.
-        None if channel.access == Access::Public && !channel.users.contains_key(from) => Ok(Verdict::NotProven),
-        None => Ok(dmarc::judge(dmarc::resolver(chassis)?, from, &claimed.raw).await),
+/// Deliveries of ours came back.
+async fn bounced(chassis: &Chassis, claimed: &Claimed, deliveries: Vec<DeliveryId>, why: &str) -> Result<Outcome> {
+    let mut work = chassis.begin().await?;
+    let mut known = Vec::new();
+    for delivery in deliveries {
+        if towpath_delivery::bounced(&mut work, claimed.tenant, delivery, &format!("it came back: {why}")).await? {
+            known.push(delivery.to_string());
+        }
     }
-}
-
-fn head_of(mail: &Mail) -> Head {
-    Head {
-        message_id: mail.message_id.clone(),
-        references: mail.references.clone(),
-        to: mail.reply_to.clone().or(mail.from.clone()).unwrap_or_default(),
-        subject: mail.subject.clone(),
-    }
+    work.commit().await?;
+    let what = if known.is_empty() { "nothing of ours".to_owned() } else { known.join(", ") };
+    Ok(Outcome::Ignored(format!("a mail server's report on {what}")))
 }
 
 /// The run or steer that carries this message's uuid.
@@ -242,31 +216,25 @@ pub(crate) fn steer_id(message: InboundId, steers: i32) -> SteerId {
     SteerId(if steers == 0 { uuid } else { Uuid::new_v5(&uuid, &steers.to_be_bytes()) })
 }
 
-fn first_line(text: &str) -> String {
-    text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no reason is given").chars().take(200).collect()
-}
-
 /// A message that may come in.
 struct Coming<'a> {
     channel: &'a ChannelDefinition,
-    mail: &'a Mail,
+    message: &'a Message,
     who: &'a Who,
     agent: &'a str,
-    token: Option<ThreadId>,
 }
 
 async fn come(chassis: &Chassis, claimed: &Claimed, coming: &Coming<'_>, known: &mut Known) -> Result<Outcome> {
-    let (channel, mail) = (coming.channel, coming.mail);
-    let head = head_of(mail);
+    let (channel, message) = (coming.channel, coming.message);
     let mut work = chassis.begin().await?;
     let principal = match coming.who {
         Who::User(name) => towpath_tenant::ensure_principal(&mut work, claimed.tenant, "user", name).await?,
         Who::Channel => claimed.actor,
     };
     let placing = Placing {
-        head: &head,
-        token: coming.token,
-        parents: &mail.parents,
+        head: &message.head,
+        token: message.token,
+        parents: &message.parents,
         agent: coming.agent,
         most_an_hour: channel.messages_per_hour,
         most_a_minute: channel.messages_per_minute,
@@ -295,7 +263,7 @@ async fn come(chassis: &Chassis, claimed: &Claimed, coming: &Coming<'_>, known: 
     let live = towpath_run::live_run(&mut connection, session).await?;
     let is_open = !towpath_session::agents_of(&mut connection, &[session]).await?.is_empty();
     drop(connection);
-    let command = Word::of(&mail.text).filter(|_| !known.first);
+    let command = Word::of(&message.text).filter(|_| !known.first);
     match (live, command) {
         (Some(run), Some(Word::Stop)) => {
             cancel(chassis, claimed.tenant, principal, run).await?;
@@ -304,14 +272,14 @@ async fn come(chassis: &Chassis, claimed: &Claimed, coming: &Coming<'_>, known: 
         (Some(run), Some(Word::Status)) => {
             Ok(Outcome::Answered(notice::status(&towpath_run::view::run(&chassis.db, claimed.tenant, run).await?)))
         }
-        (Some(run), None) => steer_live(chassis, claimed, principal, mail, run).await,
+        (Some(run), None) => steer_live(chassis, claimed, principal, message, run).await,
         // Also what an earlier attempt had stopped.
         (None, Some(Word::Stop)) => Ok(Outcome::Ignored("stop: no run of the thread is live".to_owned())),
         (None, Some(Word::Status)) => {
             Ok(Outcome::Answered("Nothing works on this thread now; a reply starts the next run in the same workspace.".to_owned()))
         }
         (None, None) => {
-            let (prompt, attachments) = prompt(mail, known.first, PROMPT_BYTES);
+            let (prompt, attachments) = prompt(message, known.first, PROMPT_BYTES);
             let files = keep(chassis, claimed, principal, &attachments).await?;
             let labels = [("channel".to_owned(), channel.name.clone())].into();
             let request = NewRun { agent, prompt, session: is_open.then_some(session), files, labels, ..NewRun::default() };
@@ -330,10 +298,11 @@ fn quietly(after: Duration, reason: &str) -> Result<Outcome> {
     Ok(Outcome::Waiting { after: clock::scaled(after), reason: reason.to_owned(), failed: false, told: false })
 }
 
-async fn steer_live(chassis: &Chassis, claimed: &Claimed, principal: PrincipalId, mail: &Mail, run: RunId) -> Result<Outcome> {
-    let (message, attachments) = prompt(mail, false, STEER_BYTES);
+async fn steer_live(chassis: &Chassis, claimed: &Claimed, principal: PrincipalId, message: &Message, run: RunId) -> Result<Outcome> {
+    let (text, attachments) = prompt(message, false, STEER_BYTES);
     let files = keep(chassis, claimed, principal, &attachments).await?;
-    let new = NewSteerRow { id: steer_id(claimed.id, claimed.steers), tenant: claimed.tenant, run, principal, message, files, key: None };
+    let new =
+        NewSteerRow { id: steer_id(claimed.id, claimed.steers), tenant: claimed.tenant, run, principal, message: text, files, key: None };
     match steer(chassis, &new).await {
         Ok(_) => Ok(Outcome::Steered(run, None)),
         Err(Error::Refused(problem)) if problem.code == ErrorCode::RunEnding.code() => waiting(SOON, "the run before it is ending"),
@@ -367,7 +336,7 @@ enum Word {
 
 impl Word {
     fn of(text: &str) -> Option<Self> {
-        let first = first_line(text);
+        let first = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
         [(Word::Stop, "stop"), (Word::Status, "status")]
             .into_iter()
             .find(|(_, word)| first.eq_ignore_ascii_case(word))
@@ -375,88 +344,9 @@ impl Word {
     }
 }
 
-/// What the agent is told, and the files beside it. Nothing of the message is left out: what is too long for its place is a file.
-fn prompt(mail: &Mail, first: bool, most: usize) -> (String, Vec<Attachment>) {
-    let mut text = String::new();
-    if first && !mail.subject.is_empty() {
-        text = format!("Subject: {}\n\n", mail.subject);
-    }
-    let mut attachments = mail.attachments.clone();
-    match quote::new_part(&mail.text).filter(|_| !first) {
-        // The thread knows what is quoted; whoever doubts that finds the whole beside it (C18).
-        Some(new) => {
-            text.push_str(new);
-            text.push_str(QUOTED);
-            attachments.insert(0, message_file(&mail.text));
-        }
-        None => text.push_str(&mail.text),
-    }
-    for left_out in &mail.left_out {
-        text.push_str(&format!("\n[not taken over: {left_out}]"));
-    }
-    if text.trim().is_empty() {
-        text = if mail.attachments.is_empty() { "(an empty message)".to_owned() } else { "(see the attached files)".to_owned() };
-    }
-    if text.len() > most {
-        if attachments.first().is_none_or(|first| first.name != MESSAGE_FILE) {
-            attachments.insert(0, message_file(&text));
-        }
-        let mut keep = most - CUT.len();
-        while !text.is_char_boundary(keep) {
-            keep -= 1;
-        }
-        text.truncate(keep);
-        text.push_str(CUT);
-    }
-    (text, attachments)
-}
-
-fn message_file(text: &str) -> Attachment {
-    Attachment { name: MESSAGE_FILE.to_owned(), media_type: "text/plain".to_owned(), content: text.to_owned().into_bytes() }
-}
-
-/// Keeps attachments as files; those that an earlier attempt has kept stay.
-async fn keep(chassis: &Chassis, claimed: &Claimed, principal: PrincipalId, attachments: &[Attachment]) -> Result<Vec<FileId>> {
-    let mut files = table::files(&chassis.db, claimed.id).await?;
-    for (n, attachment) in attachments.iter().enumerate().skip(files.len()) {
-        let mut spool = Spool::new(attachment.content.len() as u64)?;
-        spool.write(&attachment.content).await?;
-        let spooled = spool.finish().await?;
-        let file = towpath_file::store(chassis, claimed.tenant, principal, &attachment.name, &attachment.media_type, spooled).await?;
-        table::insert_file(&chassis.db, claimed, i32::try_from(n).unwrap_or(i32::MAX), file.id).await?;
-        files.push(file.id);
-    }
-    Ok(files)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn mail(text: &str) -> Mail {
-        read::read("a@x.org", format!("From: a@x.org\r\nSubject: hi\r\n\r\n{text}").as_bytes()).expect("mail")
-    }
-
-    #[test]
-    fn the_agent_is_told_everything_and_what_is_too_long_is_a_file() {
-        assert_eq!(prompt(&mail("hello"), true, 1000).0, "Subject: hi\n\nhello");
-        assert_eq!(prompt(&mail("hello"), false, 1000).0, "hello");
-        assert_eq!(prompt(&mail(""), false, 1000).0, "(an empty message)");
-        let long = "é".repeat(1000);
-        let (text, files) = prompt(&mail(&long), false, 1000);
-        assert!(text.len() <= 1000 && text.ends_with(CUT), "{text}");
-        assert_eq!((files[0].name.as_str(), files[0].content.as_slice()), ("message.txt", long.as_bytes()));
-    }
-
-    #[test]
-    fn a_reply_is_told_without_what_it_quotes_and_the_whole_goes_along_c18() {
-        let reply = mail("Yes.\n\nOn Tue, 1 Dec 2026 at 10:00, Helper wrote:\n> Shall I?");
-        let (text, files) = prompt(&reply, false, 1000);
-        assert_eq!(text, format!("Yes.{QUOTED}"));
-        assert!(files[0].content.ends_with(b"> Shall I?"));
-        // A first message may forward what it is about.
-        assert!(prompt(&reply, true, 1000).0.ends_with("> Shall I?"));
-    }
 
     #[test]
     fn only_a_message_whose_first_line_is_the_word_is_a_command() {

@@ -1,11 +1,12 @@
 #![doc = include_str!("../README.md")]
 
-mod deliver;
+mod answer;
+mod circuit;
 mod intake;
 pub mod mail;
+mod message;
 mod notice;
 mod receive;
-mod smtp;
 mod state;
 mod stuck;
 mod sweep;
@@ -23,9 +24,9 @@ pub use intake::{
 pub use receive::Inbox;
 pub use stuck::stuck;
 pub use sweep::{sweeps, timers};
-pub use table::{by_name, delete, hook_password, list, pause, put};
+pub use table::{broken, by_name, delete, hook_password, list, pause, put};
 
 /// How the delivery room reaches a thread.
 pub fn to_thread() -> ToThread {
-    Arc::new(|chassis, due| Box::pin(deliver::attempt(chassis, due)))
+    Arc::new(|chassis, due| Box::pin(answer::attempt(chassis, due)))
 }

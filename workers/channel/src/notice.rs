@@ -96,6 +96,7 @@ pub(crate) async fn to_owner(
     work: &mut Work,
     owner: &Owner,
     message: InboundId,
+    about: About,
     run: Option<RunId>,
     what: &str,
 ) -> Result<()> {
@@ -103,7 +104,7 @@ pub(crate) async fn to_owner(
     let secret = owner.secret(chassis, "notify_secret")?;
     let secret = secret.map(|secret| chassis.secrets.seal(&notice_place(message), secret.as_bytes())).transpose()?;
     let body = json!({
-        "type": About::ChannelNotice.event(), "timestamp": clock::wall().to_rfc3339(),
+        "type": about.event(), "timestamp": clock::wall().to_rfc3339(),
         "data": { "channel": owner.definition.name, "message": message, "run": run, "what": what },
     });
     let owed = Owed {
@@ -112,7 +113,7 @@ pub(crate) async fn to_owner(
         inbound: Some(message),
         n: -1,
         after: Duration::ZERO,
-        about: About::ChannelNotice,
+        about,
         kind: TargetKind::Webhook,
         url: url.clone(),
         secret,
@@ -129,7 +130,7 @@ pub(crate) async fn given_up(chassis: Chassis) -> Result<u64> {
     for answer in &given_up {
         let Some(owner) = owner_of(&mut work, answer.inbound).await? else { continue };
         let what = format!("the answer {} was given up: {}", answer.id, answer.answer);
-        to_owner(&chassis, &mut work, &owner, answer.inbound, answer.run, &what).await?;
+        to_owner(&chassis, &mut work, &owner, answer.inbound, About::ChannelNotice, answer.run, &what).await?;
     }
     let found = given_up.len() as u64;
     work.commit().await?;

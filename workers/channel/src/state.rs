@@ -5,15 +5,15 @@ use towpath_schemas::{
     id::DeliveryId,
 };
 
-use crate::mail::read::{Automatic, Mail};
+use crate::message::{Automatic, Message};
 
 /// Where a message goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Door {
     /// Nobody is waiting for an answer.
     Ignore(String),
-    /// Deliveries of ours that came back, and why if the report says so.
-    Bounced(Vec<DeliveryId>, Option<String>),
+    /// Deliveries of ours that came back, and why.
+    Bounced(Vec<DeliveryId>, String),
     /// Somebody may not, and why.
     Refuse(String),
     Come {
@@ -31,32 +31,29 @@ pub enum Who {
     Channel,
 }
 
-/// `verified`: the author is known to be who the mail says. `to` are the envelope's recipients, without what stands behind a `+`.
-pub fn door(channel: &ChannelDefinition, mail: &Mail, verified: bool, to: &[String]) -> Door {
-    match &mail.automatic {
-        Some(Automatic::Bounce { of, why }) => return Door::Bounced(of.iter().filter_map(|id| delivery_of(id)).collect(), why.clone()),
-        Some(Automatic::Marked(what)) => return Door::Ignore(format!("automatic mail: {what}")),
+/// `verified`: the author is known to be who the message says.
+pub fn door(channel: &ChannelDefinition, message: &Message, verified: bool) -> Door {
+    match &message.automatic {
+        Some(Automatic::Bounce { of, why }) => return Door::Bounced(of.clone(), why.clone()),
+        Some(Automatic::Marked(what)) => return Door::Ignore(what.clone()),
         None => {}
     }
-    let Some(author) = mail.from.as_deref() else {
+    let Some(author) = message.author.as_deref() else {
         return Door::Refuse("it has no author, or more than one".to_owned());
     };
-    if channel.mail.addresses.iter().any(|address| address == author) {
-        return Door::Ignore("it comes from an address of this channel".to_owned());
-    }
-    let who = match who(channel, author, verified) {
+    let is_of = |wanted: &String| wanted == author || message.groups.contains(wanted);
+    let who = match who(channel, author, verified, channel.members.iter().any(is_of)) {
         Ok(who) => who,
         Err(reason) => return Door::Refuse(reason),
     };
-    let fits = |wanted: &Option<String>, is: &dyn Fn(&str) -> bool| wanted.as_deref().is_none_or(is);
     let rule = channel
         .rules
         .iter()
-        .find(|rule| fits(&rule.to, &|wanted| to.iter().any(|to| to == wanted)) && fits(&rule.from, &|wanted| is_of(author, wanted)));
+        .find(|rule| rule.to.as_ref().is_none_or(|wanted| message.to.contains(wanted)) && rule.from.as_ref().is_none_or(is_of));
     Door::Come { who, agent: rule.map_or_else(|| channel.agent.clone(), |rule| rule.agent.clone()) }
 }
 
-fn who(channel: &ChannelDefinition, author: &str, verified: bool) -> Result<Who, String> {
+fn who(channel: &ChannelDefinition, author: &str, verified: bool, is_member: bool) -> Result<Who, String> {
     let user = channel.users.get(author).filter(|_| verified);
     match (user, channel.access) {
         (Some(user), _) => Ok(Who::User(user.clone())),
@@ -64,23 +61,10 @@ fn who(channel: &ChannelDefinition, author: &str, verified: bool) -> Result<Who,
         (None, Access::Private | Access::Internal) if !verified => Err(format!(
             "nobody vouches that {author} wrote it: DMARC did not pass, or the channel believes no mail server (mail.authserv_id)"
         )),
-        (None, Access::Internal) if channel.members.iter().any(|member| is_of(author, member)) => Ok(Who::Channel),
+        (None, Access::Internal) if is_member => Ok(Who::Channel),
         (None, Access::Internal) => Err(format!("{author} is neither in `users` nor in `members` of this channel")),
         (None, Access::Private) => Err(format!("{author} is not in `users` of this channel")),
     }
-}
-
-/// Whether an address is that address, or of that domain.
-fn is_of(address: &str, wanted: &str) -> bool {
-    match wanted.contains('@') {
-        true => address == wanted,
-        false => address.rsplit_once('@').is_some_and(|(_, domain)| domain == wanted),
-    }
-}
-
-/// Our Message-IDs are `<delivery>.<part>@<domain>`.
-fn delivery_of(message_id: &str) -> Option<DeliveryId> {
-    message_id.split_once('.')?.0.parse().ok()
 }
 
 #[cfg(test)]
@@ -88,7 +72,7 @@ mod tests {
     use towpath_schemas::channel::Rule;
 
     use super::*;
-    use crate::mail::read;
+    use crate::mail;
 
     fn channel(access: Access) -> ChannelDefinition {
         let mut channel: ChannelDefinition = serde_json::from_str(
@@ -100,13 +84,18 @@ mod tests {
         channel
     }
 
-    fn from(author: &str) -> Mail {
-        read::read("sender@x.org", format!("From: {author}\r\nSubject: hi\r\n\r\nx").as_bytes()).expect("mail")
+    fn mail(author: &str, headers: &str, to: &str) -> Message {
+        let mail = mail::read::read("sender@x.org", format!("From: {author}\r\n{headers}\r\nx").as_bytes()).expect("mail");
+        mail::of(channel(Access::Public).mail.as_ref().expect("mail"), mail, vec![to.to_owned()], None)
+    }
+
+    fn from(author: &str) -> Message {
+        mail(author, "", "agent@example.org")
     }
 
     #[test]
     fn only_a_verified_author_acts_as_a_known_user() {
-        let who = |access, author: &str, verified| match door(&channel(access), &from(author), verified, &[]) {
+        let who = |access, author: &str, verified| match door(&channel(access), &from(author), verified) {
             Door::Come { who, .. } => Some(who),
             Door::Refuse(_) => None,
             other => panic!("{other:?}"),
@@ -132,7 +121,7 @@ mod tests {
             Rule { to: Some("coder@example.org".to_owned()), from: Some("corp.org".to_owned()), agent: "insider".to_owned() },
             Rule { to: Some("coder@example.org".to_owned()), from: None, agent: "coder".to_owned() },
         ];
-        let agent = |author, to: &str| match door(&channel, &from(author), true, &[to.to_owned()]) {
+        let agent = |author, to: &str| match door(&channel, &mail(author, "", to), true) {
             Door::Come { agent, .. } => agent,
             other => panic!("{other:?}"),
         };
@@ -144,13 +133,16 @@ mod tests {
     #[test]
     fn own_addresses_automatic_mail_and_bounces_start_nothing_c5_c7() {
         let channel = channel(Access::Public);
-        assert!(matches!(door(&channel, &from("coder@example.org"), true, &[]), Door::Ignore(_)));
-        let mut automatic = from("bob@corp.org");
-        automatic.automatic = Some(Automatic::Marked("Auto-Submitted".to_owned()));
-        assert!(matches!(door(&channel, &automatic, true, &[]), Door::Ignore(_)));
+        assert!(matches!(door(&channel, &from("coder@example.org"), true), Door::Ignore(_)));
+        let automatic = mail("bob@corp.org", "Auto-Submitted: auto-replied\r\n", "agent@example.org");
+        assert!(matches!(door(&channel, &automatic, true), Door::Ignore(_)));
         let delivery = DeliveryId::mint();
-        automatic.automatic = Some(Automatic::Bounce { of: vec![format!("{delivery}.1@example.org"), "else@x".to_owned()], why: None });
-        assert_eq!(door(&channel, &automatic, true, &[]), Door::Bounced(vec![delivery], None));
-        assert!(matches!(door(&channel, &from("a@x.org, b@x.org"), true, &[]), Door::Refuse(_)));
+        let report = format!(
+            "Content-Type: multipart/report; report-type=delivery-status; boundary=b\r\n\r\n--b\r\n\r\nIt failed.\r\n\
+             --b\r\nContent-Type: text/rfc822-headers\r\n\r\nMessage-ID: <{delivery}.1@example.org>\r\n--b--\r\n"
+        );
+        let bounce = mail("mailer-daemon@x.org", &report, "agent@example.org");
+        assert_eq!(door(&channel, &bounce, true), Door::Bounced(vec![delivery], "It failed.".to_owned()));
+        assert!(matches!(door(&channel, &from("a@x.org, b@x.org"), true), Door::Refuse(_)));
     }
 }

@@ -1,4 +1,4 @@
-//! Messages that nobody takes in, and those that were given up.
+//! Messages that nobody takes in, those that were given up, and channels by which nothing goes out.
 
 use sqlx::PgPool;
 use towpath_chassis::{
@@ -7,7 +7,7 @@ use towpath_chassis::{
 };
 use towpath_schemas::body::Stuck;
 
-const KINDS: [Kind; 2] = [
+const KINDS: [Kind; 3] = [
     Kind {
         word: "inbound_overdue",
         sql: "select count(*), extract(epoch from now() - min(created_at))::float8, (array_agg('inb_' || replace(id::text, '-', '') order by created_at))[1]
@@ -21,6 +21,13 @@ const KINDS: [Kind; 2] = [
               from (select id, handled_at from inbound where state = 'dead' and handled_at > now() - interval '24 hours' limit 1000) as given_up",
         told: "messages of the last day could not be taken in",
         cure: "towpath inbound tells why; mend it, then towpath inbound --replay ID.",
+    },
+    Kind {
+        word: "channel_broken",
+        sql: "select count(*), extract(epoch from now() - min(broken_at))::float8, (array_agg(name || ': ' || broken_why order by broken_at))[1]
+              from (select name, broken_at, broken_why from channel where broken_at < now() - interval '5 minutes' and deleted_at is null order by broken_at limit 1000) as broken",
+        told: "channels have not been able to send anything for more than five minutes; what they owe is kept and waits",
+        cure: "The example says why. Once the provider, the account or the secret is in order again, what waits goes out within five minutes; `towpath channel apply` tries at once.",
     },
 ];
 

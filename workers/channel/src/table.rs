@@ -1,10 +1,10 @@
 //! All SQL of `channel` and `channel_address`. What comes in by them is in `intake/table.rs`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use chrono::{DateTime, Utc};
 use sqlx::PgPool;
-use towpath_chassis::{Chassis, Error, Result, Work, stored};
+use towpath_chassis::{Chassis, Error, Result, Work, clock, stored};
 use towpath_schemas::{
     ErrorCode,
     body::{Channel, WebhookTarget},
@@ -12,6 +12,8 @@ use towpath_schemas::{
     id::{ChannelId, InboundId, TenantId},
     limit::PAGE_ROWS,
 };
+
+use crate::circuit::{LONGEST, SHORTEST};
 
 /// Where a channel's secrets are sealed for.
 fn secret_place(channel: ChannelId) -> String {
@@ -58,7 +60,7 @@ pub async fn put(chassis: &Chassis, tenant: TenantId, mut definition: ChannelDef
     let fresh = ChannelId::mint();
     let row = sqlx::query!(
         r#"insert into channel (id, tenant_id, name, definition, principal_id) values ($1, $2, $3, $4, $5)
-           on conflict (tenant_id, name) where deleted_at is null do update set definition = excluded.definition, changed_at = now()
+           on conflict (tenant_id, name) where deleted_at is null do update set definition = excluded.definition, changed_at = now(), broken_at = null, broken_why = null, probe_at = null
            returning id, secrets, created_at"#,
         fresh.uuid(),
         tenant.uuid(),
@@ -71,13 +73,16 @@ pub async fn put(chassis: &Chassis, tenant: TenantId, mut definition: ChannelDef
     let id = ChannelId(row.id);
     let mut secrets = open_secrets(chassis, id, row.secrets.as_deref())?;
     secrets.extend(given.into_iter().map(|(name, SecretText(secret))| (name, secret)));
-    if definition.mail.smtp.user.is_some() && !secrets.contains_key("smtp_password") {
-        return Err(Error::refused(ErrorCode::Unprocessable, "secrets: mail.smtp.user needs smtp_password"));
+    let (names, needed) = definition.secret_names();
+    // Those of another kind than it is now are of no use to anybody.
+    secrets.retain(|name, _| names.contains(&name.as_str()));
+    if let Some(missing) = needed.iter().find(|name| !secrets.contains_key(**name)) {
+        return Err(Error::refused(ErrorCode::Unprocessable, format!("secrets: `{missing}` is missing")));
     }
     let text = serde_json::to_vec(&secrets).map_err(|error| Error::broken(format!("secrets: {error}")))?;
     let sealed = chassis.secrets.seal(&secret_place(id), &text)?;
     sqlx::query!("update channel set secrets = $2 where id = $1", id.uuid(), sealed).execute(work.db()).await?;
-    sqlx::query!("delete from channel_address where channel_id = $1 and address <> all($2)", id.uuid(), &definition.mail.addresses)
+    sqlx::query!("delete from channel_address where channel_id = $1 and address <> all($2)", id.uuid(), definition.addresses())
         .execute(work.db())
         .await?;
     let taken = sqlx::query_scalar!(
@@ -86,7 +91,7 @@ pub async fn put(chassis: &Chassis, tenant: TenantId, mut definition: ChannelDef
          select address from channel_address where address = any($3) and channel_id <> $1 limit 1",
         id.uuid(),
         tenant.uuid(),
-        &definition.mail.addresses
+        definition.addresses()
     )
     .fetch_optional(work.db())
     .await?;
@@ -206,4 +211,49 @@ pub(crate) async fn owner_of(work: &mut Work, message: InboundId) -> Result<Opti
         })
     })
     .transpose()
+}
+
+/// Lets one try a way that is out of order; everybody else, for how long to wait.
+pub(crate) async fn probe(db: &PgPool, channel: ChannelId) -> Result<Option<Duration>> {
+    let row = sqlx::query!(
+        r#"with mine as (update channel set probe_at = now() + make_interval(secs => greatest($2, least($3, extract(epoch from now() - broken_at)::float8)))
+               where id = $1 and probe_at <= now() returning id)
+           select exists (select 1 from mine) as "mine!", extract(epoch from probe_at - now())::float8 as wait from channel where id = $1"#,
+        channel.uuid(),
+        clock::scaled(SHORTEST).as_secs_f64(),
+        clock::scaled(LONGEST).as_secs_f64()
+    )
+    .fetch_one(db)
+    .await?;
+    // Without a time for the next try it works again.
+    let wait = row.wait.filter(|_| !row.mine);
+    Ok(wait.map(|wait| Duration::try_from_secs_f64(wait).unwrap_or_default().max(clock::scaled(SHORTEST / 5))))
+}
+
+/// Nothing goes out by this channel; whether that is news.
+pub(crate) async fn trip(work: &mut Work, channel: ChannelId, why: &str, wait: Duration) -> Result<bool> {
+    let done = sqlx::query!(
+        "update channel set broken_at = now(), broken_why = $2, probe_at = now() + make_interval(secs => $3) where id = $1 and broken_at is null",
+        channel.uuid(),
+        why,
+        wait.as_secs_f64()
+    )
+    .execute(work.db())
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Something went out by it.
+pub(crate) async fn mend(db: &PgPool, channel: ChannelId) -> Result<()> {
+    sqlx::query!("update channel set broken_at = null, broken_why = null, probe_at = null where id = $1", channel.uuid())
+        .execute(db)
+        .await?;
+    Ok(())
+}
+
+/// Channels by which nothing goes out.
+pub async fn broken(db: &PgPool) -> Result<i64> {
+    Ok(sqlx::query_scalar!(r#"select count(*) as "count!" from channel where broken_at is not null and deleted_at is null"#)
+        .fetch_one(db)
+        .await?)
 }

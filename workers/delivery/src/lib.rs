@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod address;
+pub mod part;
 pub mod state;
 mod stuck;
 mod sweep;

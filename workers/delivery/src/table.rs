@@ -38,6 +38,8 @@ pub enum About {
     Unread,
     /// To a channel's owner: what nobody else hears of.
     ChannelNotice,
+    /// To a channel's owner: nothing can be sent by it any more.
+    ChannelBroken,
 }
 
 impl About {
@@ -52,6 +54,7 @@ impl About {
             About::Status => "status",
             About::Unread => "unread",
             About::ChannelNotice => "channel_notice",
+            About::ChannelBroken => "channel_broken",
         }
     }
 
@@ -65,6 +68,7 @@ impl About {
             About::Status => "message.status",
             About::Unread => "message.unread",
             About::ChannelNotice => "channel.notice",
+            About::ChannelBroken => "channel.broken",
         }
     }
 }
@@ -130,6 +134,8 @@ pub struct Due {
     pub attempts: i32,
     pub claim: i64,
     pub traceparent: Option<String>,
+    /// Since it was owed.
+    pub age: Duration,
     /// When it was claimed, by the database's clock: what its signature is dated with.
     pub claimed_at: DateTime<Utc>,
 }
@@ -176,7 +182,8 @@ pub(crate) async fn claim(work: &mut Work, ids: &[DeliveryId]) -> Result<Vec<Due
     let rows = sqlx::query!(
         r#"update delivery set state = 'sending', attempts = attempts + 1, claim = claim + 1, next_attempt_at = now() + make_interval(secs => $2)
            where id in (select id from delivery where id = any($1) and next_attempt_at <= now() and kind = any($3) order by id for update skip locked)
-           returning id, run_id, inbound_id, tenant_id, n, kind, target, secret, body as "body!", attempts, claim, traceparent, now() as "claimed_at!""#,
+           returning id, run_id, inbound_id, tenant_id, n, kind, target, secret, body as "body!", attempts, claim, traceparent,
+               extract(epoch from now() - created_at)::float8 as "age!", now() as "claimed_at!""#,
         &ids,
         clock::scaled(CLAIM).as_secs_f64(),
         &TargetKind::words()
@@ -198,6 +205,7 @@ pub(crate) async fn claim(work: &mut Work, ids: &[DeliveryId]) -> Result<Vec<Due
                 attempts: row.attempts,
                 claim: row.claim,
                 traceparent: row.traceparent,
+                age: Duration::try_from_secs_f64(row.age).unwrap_or_default(),
                 claimed_at: row.claimed_at,
             })
         })
@@ -206,14 +214,15 @@ pub(crate) async fn claim(work: &mut Work, ids: &[DeliveryId]) -> Result<Vec<Due
 
 /// Records what came of an attempt, unless the delivery was claimed anew meanwhile. A late answer of 2xx still counts: it did arrive.
 pub(crate) async fn record(work: &mut Work, due: &Due, next: &Next, answer: &str) -> Result<bool> {
-    let (state, after, unclaimed_too) = match next {
-        Next::Delivered => ("delivered", None, true),
-        Next::Again { after, unknown: false } => ("pending", Some(after.as_secs_f64()), false),
-        Next::Again { after, unknown: true } => ("unknown", Some(after.as_secs_f64()), false),
-        Next::Dead => ("dead", None, false),
+    let (state, after, unclaimed_too, uncounted) = match next {
+        Next::Delivered => ("delivered", None, true, 0),
+        Next::Again { after, unknown: false } => ("pending", Some(after.as_secs_f64()), false, 0),
+        Next::Again { after, unknown: true } => ("unknown", Some(after.as_secs_f64()), false, 0),
+        Next::Held { after } => ("pending", Some(after.as_secs_f64()), false, 1),
+        Next::Dead => ("dead", None, false, 0),
     };
     let done = sqlx::query!(
-        "update delivery set state = $3, answer = $4, next_attempt_at = now() + make_interval(secs => $5),
+        "update delivery set state = $3, answer = $4, attempts = attempts - $7, next_attempt_at = now() + make_interval(secs => $5),
              ended_at = case when $5::float8 is null then now() end, secret = case when $5::float8 is null then null else secret end
          where id = $1 and ended_at is null and (claim = $2 or $6)",
         due.id.uuid(),
@@ -221,7 +230,8 @@ pub(crate) async fn record(work: &mut Work, due: &Due, next: &Next, answer: &str
         state,
         answer,
         after,
-        unclaimed_too
+        unclaimed_too,
+        uncounted
     )
     .execute(work.db())
     .await?;

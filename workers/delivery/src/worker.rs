@@ -12,7 +12,7 @@ use towpath_schemas::{command::Command, id::DeliveryId, subject};
 use tracing::Instrument;
 
 use crate::{
-    state::{Answer, Next, next, words},
+    state::{Answer, Next, Tried, next, words},
     sweep::TIMER,
     table::{self, Due, TargetKind},
     webhook,
@@ -67,13 +67,19 @@ async fn send(chassis: Chassis, due: Due, to_thread: &ToThread) -> Result<()> {
             TargetKind::Webhook => webhook::attempt(&chassis, &due).await?,
             TargetKind::Thread => to_thread(chassis.clone(), due.clone()).await?,
         };
-        let next = next(due.attempts, &answer);
+        let next = next(Tried { kind: due.kind, attempts: due.attempts, age: due.age }, &answer);
         let words = words(&answer);
         let mut work = chassis.begin().await?;
         let counted = table::record(&mut work, &due, &next, &words).await?;
         let outcome = match next {
             Next::Delivered => "delivered",
             Next::Dead => "dead",
+            Next::Held { after } => {
+                if counted {
+                    timer::set(&mut work, &[(TIMER, due.id.to_string(), after)]).await?;
+                }
+                "held"
+            }
             Next::Again { after, unknown } => {
                 if counted {
                     timer::set(&mut work, &[(TIMER, due.id.to_string(), after)]).await?;

@@ -54,10 +54,10 @@ pub async fn channel(api: &Api, printer: &Printer, command: ChannelCommand) -> R
             let answer = api.get(&["v1", "channels"], &[]).await?;
             printer.page(answer, None, |printer, channels: Vec<Channel>| {
                 let row = |channel: Channel| {
-                    let definition = channel.definition;
-                    vec![definition.name, definition.agent, definition.mail.addresses.join(", "), channel.hook, time(channel.created_at)]
+                    let takes = channel.definition.place();
+                    vec![channel.definition.name, channel.definition.agent, takes, channel.hook, time(channel.created_at)]
                 };
-                printer.table(&["channel", "agent", "addresses", "hook", "created"], channels.into_iter().map(row).collect())
+                printer.table(&["channel", "agent", "takes", "hook", "created"], channels.into_iter().map(row).collect())
             })
         }
         ChannelCommand::Show { name } => {
@@ -83,9 +83,7 @@ async fn apply(api: &Api, printer: &Printer, files: &[PathBuf]) -> Result<(), Fa
     for definition in definitions {
         let body = serde_json::to_value(&definition).map_err(|error| Failure::Use(error.to_string()))?;
         let answer = api.json(Method::PUT, &["v1", "channels", &definition.name], &[], Payload::Json(body)).await?;
-        printer.answer(answer, |_, channel: Channel| {
-            format!("{} takes mail for {}\n", channel.definition.name, channel.definition.mail.addresses.join(", "))
-        })?;
+        printer.answer(answer, |_, channel: Channel| format!("{} takes {}\n", channel.definition.name, channel.definition.place()))?;
     }
     Ok(())
 }

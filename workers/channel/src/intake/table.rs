@@ -15,7 +15,7 @@ use towpath_schemas::{
 };
 use uuid::Uuid;
 
-use crate::table::read_definition;
+use crate::{message::Head, table::read_definition};
 
 /// A worker that has not recorded what became of a message by then is taken for dead, and the message is taken in again under the same ids.
 const CLAIM: Duration = Duration::from_secs(60);
@@ -152,16 +152,6 @@ pub(crate) async fn claim(work: &mut Work, ids: &[InboundId]) -> Result<Vec<Clai
             })
         })
         .collect()
-}
-
-/// What an answer needs of the message that it answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Head {
-    pub message_id: String,
-    pub references: Vec<String>,
-    /// Where the answer goes.
-    pub to: String,
-    pub subject: String,
 }
 
 /// Where a message stands.
@@ -541,12 +531,14 @@ pub(crate) struct Answering {
     pub thread: Option<ThreadId>,
     pub agent: String,
     pub head: Head,
+    /// Why nothing goes out by the channel now.
+    pub broken: Option<String>,
 }
 
 /// None when the message or its channel is gone. The message that started a run has the run's uuid.
 pub(crate) async fn answering(db: &PgPool, tenant: TenantId, message: InboundId) -> Result<Option<Answering>> {
     let row = sqlx::query!(
-        r#"select channel.id, definition, secrets, thread.id as "thread_id?", agent_name as "agent_name?", head as "head!"
+        r#"select channel.id, definition, secrets, thread.id as "thread_id?", agent_name as "agent_name?", head as "head!", broken_why
            from inbound join channel on channel.id = inbound.channel_id left join thread on thread.id = thread_id
            where inbound.id = $2 and inbound.tenant_id = $1 and deleted_at is null and head is not null"#,
         tenant.uuid(),
@@ -563,6 +555,7 @@ pub(crate) async fn answering(db: &PgPool, tenant: TenantId, message: InboundId)
             agent: row.agent_name.unwrap_or_else(|| definition.agent.clone()),
             head: serde_json::from_value(row.head).map_err(|error| Error::broken(format!("head: {error}")))?,
             definition,
+            broken: row.broken_why,
         })
     })
     .transpose()

@@ -9,7 +9,7 @@ use lettre::{
 };
 use pulldown_cmark::{Event, Options, Parser, html};
 
-use super::read::Attachment;
+use crate::message::Attachment;
 
 /// References that an answer carries: the first, and the newest.
 const REFERENCES: usize = 20;
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(mail.parents, ["c@x", "b@x", "a@x"]);
         assert_eq!(mail.subject, "Re: what is 2 * 3?");
         assert_eq!(mail.reply_to.as_deref(), Some("agent+t.1@example.org"));
-        assert_eq!(mail.automatic, Some(read::Automatic::Marked("X-Towpath-Loop".to_owned())));
+        assert_eq!(mail.automatic, Some(read::Report::Marked("X-Towpath-Loop".to_owned())));
         assert!(mail.text.contains("Grüße"), "{}", mail.text);
     }
 

@@ -6,6 +6,7 @@ use towpath_chassis::secret::sha256;
 use towpath_schemas::limit::FILES_PER_RUN;
 
 use super::header;
+use crate::message::Attachment;
 
 /// Parts that one mail may have; one with more is refused before it is parsed.
 pub const PARTS: usize = 1000;
@@ -43,20 +44,12 @@ pub struct Mail {
     pub attachments: Vec<Attachment>,
     /// What could not be taken over, for whoever works with the rest.
     pub left_out: Vec<String>,
-    pub automatic: Option<Automatic>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attachment {
-    /// As the sender wrote it; never a path to be used.
-    pub name: String,
-    pub media_type: String,
-    pub content: Vec<u8>,
+    pub automatic: Option<Report>,
 }
 
 /// Why no person stands behind a mail.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Automatic {
+pub enum Report {
     /// A report on mails that could not be delivered (RFC 3464): their Message-IDs, and why.
     Bounce { of: Vec<String>, why: Option<String> },
     /// The header or address that says so.
@@ -164,30 +157,30 @@ fn attachments(message: &Message<'_>, left_out: &mut Vec<String>) -> Vec<Attachm
     taken
 }
 
-fn automatic(sender: &str, raw: &[u8], message: &Message<'_>, from: Option<&str>) -> Option<Automatic> {
+fn automatic(sender: &str, raw: &[u8], message: &Message<'_>, from: Option<&str>) -> Option<Report> {
     let kind = message.content_type();
     let is_report = kind.is_some_and(|kind| {
         kind.ctype().eq_ignore_ascii_case("multipart") && kind.subtype().is_some_and(|subtype| subtype.eq_ignore_ascii_case("report"))
     });
     let report_type = kind.and_then(|kind| kind.attribute("report-type")).unwrap_or_default();
     if is_report && (report_type.eq_ignore_ascii_case("delivery-status") || sender.is_empty()) {
-        return Some(Automatic::Bounce { of: reported(message), why: diagnostic(message) });
+        return Some(Report::Bounce { of: reported(message), why: diagnostic(message) });
     }
     for (name, says_so) in MARKERS {
         if let Some(value) = header::first(raw, name)
             && says_so(value.split([';', ' ']).next().unwrap_or_default().trim())
         {
-            return Some(Automatic::Marked(name.to_owned()));
+            return Some(Report::Marked(name.to_owned()));
         }
     }
     if is_report {
-        return Some(Automatic::Marked("multipart/report".to_owned()));
+        return Some(Report::Marked("multipart/report".to_owned()));
     }
     if sender.is_empty() {
-        return Some(Automatic::Marked("MAIL FROM:<>".to_owned()));
+        return Some(Report::Marked("MAIL FROM:<>".to_owned()));
     }
     let local = from.and_then(|from| from.rsplit_once('@')).map(|(local, _)| local)?;
-    NOBODIES.contains(&local).then(|| Automatic::Marked(format!("From: {local}@")))
+    NOBODIES.contains(&local).then(|| Report::Marked(format!("From: {local}@")))
 }
 
 /// The Message-IDs of the mails that a report brings back, whole or their headers only.
@@ -257,7 +250,7 @@ mod tests {
     #[test]
     fn automatic_mail_is_told_by_its_first_marker_c5_c6() {
         let marked = |headers: &str, name: &str| {
-            assert_eq!(mail(headers, "x").automatic, Some(Automatic::Marked(name.to_owned())), "{headers}");
+            assert_eq!(mail(headers, "x").automatic, Some(Report::Marked(name.to_owned())), "{headers}");
         };
         marked("Auto-Submitted: auto-replied\r\n", "Auto-Submitted");
         marked("Auto-Submitted: auto-generated; owner-email=\"x@y\"\r\n", "Auto-Submitted");
@@ -267,9 +260,9 @@ mod tests {
         marked("X-Towpath-Loop: 1\r\nAuto-Submitted: auto-replied\r\n", "X-Towpath-Loop");
         assert_eq!(mail("Auto-Submitted: no\r\nPrecedence: normal\r\n", "x").automatic, None);
         let from_nobody = read("x@example.org", b"From: Mail Delivery <MAILER-DAEMON@example.org>\r\n\r\nx").expect("mail");
-        assert!(matches!(from_nobody.automatic, Some(Automatic::Marked(_))));
+        assert!(matches!(from_nobody.automatic, Some(Report::Marked(_))));
         let bare = read("", b"From: a@example.org\r\n\r\nx").expect("mail");
-        assert_eq!(bare.automatic, Some(Automatic::Marked("MAIL FROM:<>".to_owned())));
+        assert_eq!(bare.automatic, Some(Report::Marked("MAIL FROM:<>".to_owned())));
     }
 
     #[test]
@@ -278,7 +271,7 @@ mod tests {
                    --b\r\n\r\nIt failed.\r\n--b\r\nContent-Type: message/delivery-status\r\n\r\nReporting-MTA: dns; mx.example.org\r\n\r\n\
                    Action: failed\r\nDiagnostic-Code: smtp; 550 no such\r\n mailbox\r\n\
                    --b\r\nContent-Type: message/rfc822\r\n\r\nFrom: us@example.org\r\nMessage-ID: <dlv_1.1@example.org>\r\n\r\nours\r\n--b--\r\n";
-        let bounce = Automatic::Bounce { of: vec!["dlv_1.1@example.org".to_owned()], why: Some("550 no such mailbox".to_owned()) };
+        let bounce = Report::Bounce { of: vec!["dlv_1.1@example.org".to_owned()], why: Some("550 no such mailbox".to_owned()) };
         assert_eq!(read("", raw.as_bytes()).expect("mail").automatic.as_ref(), Some(&bounce));
         let headers_only = raw.replace("message/rfc822", "text/rfc822-headers");
         assert_eq!(read("", headers_only.as_bytes()).expect("mail").automatic, Some(bounce));

@@ -15,32 +15,34 @@ use towpath_chassis::{Chassis, clock, kill};
 use towpath_delivery::{address::refusal, state::Answer};
 use towpath_schemas::channel::{Smtp, Tls};
 
+use crate::circuit::Attempt;
+
 /// Until the server is ready to take a mail.
 const GREET: Duration = Duration::from_secs(10);
 /// For the mail itself. With the greeting shorter than a delivery's claim.
 const SEND: Duration = Duration::from_secs(30);
 
 /// `domain` is ours.
-pub async fn send(chassis: &Chassis, smtp: &Smtp, password: Option<&str>, domain: &str, envelope: &Envelope, mail: &[u8]) -> Answer {
+pub async fn send(chassis: &Chassis, smtp: &Smtp, password: Option<&str>, domain: &str, envelope: &Envelope, mail: &[u8]) -> Attempt {
     let mut connection = match timeout(clock::scaled(GREET), greet(chassis, smtp, password, domain)).await {
         Ok(Ok(connection)) => connection,
-        Ok(Err(Greeting::Never(why))) => return Answer::Refused(why),
-        Ok(Err(Greeting::NotNow(why))) => return Answer::NotSent(why),
-        Err(_) => return Answer::NotSent(format!("{} did not greet within {} s", smtp.host, GREET.as_secs())),
+        Ok(Err(Greeting::Never(why))) => return Attempt::broken(why, true),
+        Ok(Err(Greeting::NotNow(why))) => return Attempt::broken(why, false),
+        Err(_) => return Attempt::broken(format!("{} did not greet within {} s", smtp.host, GREET.as_secs()), false),
     };
     kill::point("send").await;
     let answer = match timeout(clock::scaled(SEND), connection.send(envelope, mail)).await {
         Ok(Ok(response)) => Answer::Taken(words(&response.message().collect::<Vec<_>>().join(" "), response.code())),
         Ok(Err(error)) => match error.status() {
             Some(code) if error.is_permanent() => Answer::Refused(words(&error.to_string(), code)),
-            Some(code) => Answer::NotTaken(words(&error.to_string(), code)),
+            Some(code) => Answer::NotTaken { why: words(&error.to_string(), code), retry_after: None },
             None => Answer::NoAnswer(cut(&error.to_string())),
         },
         Err(_) => Answer::NoAnswer("timed out".to_owned()),
     };
     kill::point("sent").await;
     connection.abort().await;
-    answer
+    Attempt::of(answer)
 }
 
 fn words(message: &str, code: lettre::transport::smtp::response::Code) -> String {
@@ -52,7 +54,7 @@ fn cut(text: &str) -> String {
 }
 
 enum Greeting {
-    /// It can never work as it is configured.
+    /// It cannot work as it is configured.
     Never(String),
     NotNow(String),
 }
@@ -79,7 +81,9 @@ async fn greet(chassis: &Chassis, smtp: &Smtp, password: Option<&str>, domain: &
     }
     if let Some(user) = &smtp.user {
         let credentials = Credentials::new(user.clone(), password.unwrap_or_default().to_owned());
-        connection.auth(&[Mechanism::Plain, Mechanism::Login], &credentials).await.map_err(not_now)?;
+        connection.auth(&[Mechanism::Plain, Mechanism::Login], &credentials).await.map_err(|error| {
+            if error.is_permanent() { Greeting::Never(cut(&format!("{}: mail.smtp.user: {error}", smtp.host))) } else { not_now(error) }
+        })?;
     }
     Ok(connection)
 }
