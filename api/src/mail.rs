@@ -202,7 +202,7 @@ impl Connection {
             let to = transaction.to.iter().filter(|(_, of)| *of == channel).map(|(address, _)| address.clone()).collect();
             let envelope = Envelope { from: transaction.from.clone().unwrap_or_default(), to };
             let answer = match &raw {
-                Ok(raw) => match self.inbox.receive(channel, envelope, raw.clone()).await {
+                Ok(raw) => match self.inbox.mail(channel, envelope, raw.clone()).await {
                     Ok(_) => "250 2.6.0 kept".to_owned(),
                     Err(Error::Refused(problem)) if problem.code == ErrorCode::TooLarge.code() => format!("552 5.3.4 {}", problem.detail),
                     Err(Error::Refused(problem)) if problem.code == ErrorCode::NotFound.code() => format!("550 5.1.1 {}", problem.detail),

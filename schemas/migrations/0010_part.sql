@@ -6,9 +6,10 @@ create table delivery_part (
     sending_at  timestamptz not null default now(),
     -- null while nobody knows whether it was sent
     sent_at     timestamptz,
+    -- what the receiver calls it, or is going to
     receiver_id text,
     primary key (delivery_id, n),
-    constraint delivery_part_sent_is_named check ((sent_at is null) = (receiver_id is null))
+    constraint delivery_part_sent_is_named check (sent_at is null or receiver_id is not null)
 );
 
 -- The provider, or our account with it, is out of order: nobody asks it before `probe_at`, and then one asks.

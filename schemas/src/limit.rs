@@ -70,6 +70,8 @@ pub const SEARCHED_BYTES: usize = 64 << 20;
 pub const STREAMS_PER_TENANT: usize = 10_000;
 /// Bytes of one message that comes in, attachments included.
 pub const INBOUND_BYTES: usize = 26 * 1024 * 1024;
+/// Bytes of one request of Slack's.
+pub const SLACK_BYTES: usize = 1024 * 1024;
 /// Days that a message is kept as it came; longer than any provider sends it again.
 pub const INBOUND_DAYS: i32 = 14;
 /// Rules, members, users and addresses of one channel.

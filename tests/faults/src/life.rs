@@ -151,7 +151,7 @@ impl World {
     pub async fn write(&self, channel: ChannelId) -> Result<()> {
         let envelope = towpath_channel::Envelope { from: "ann@example.org".to_owned(), to: vec!["worker@example.org".to_owned()] };
         let mail = b"From: ann@example.org\r\nMessage-ID: <1@example.org>\r\nSubject: hi\r\n\r\nwork\r\n";
-        towpath_channel::Inbox::start(&self.first.chassis).receive(channel, envelope, mail.to_vec()).await?;
+        towpath_channel::Inbox::start(&self.first.chassis).mail(channel, envelope, mail.to_vec()).await?;
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use crate::{
     circuit::{self, Attempt},
     intake, mail,
     message::{Attachment, Said},
-    notice, table,
+    notice, slack, table,
 };
 
 pub async fn attempt(chassis: Chassis, due: Due) -> Result<Answer> {
@@ -44,7 +44,8 @@ pub async fn attempt(chassis: Chassis, due: Due) -> Result<Answer> {
     };
     let attempt = match answering.definition.kind() {
         Some(Kind::Mail(settings)) => mail::send::attempt(&chassis, &due, &answering, settings, &secrets, said).await?,
-        Some(Kind::Slack(_)) | None => Attempt::of(Answer::Held {
+        Some(Kind::Slack(settings)) => slack::send::attempt(&chassis, &due, &answering, settings, &secrets, said).await?,
+        None => Attempt::of(Answer::Held {
             after: circuit::LONGEST,
             why: "the channel is of a kind that this release does not know".to_owned(),
         }),

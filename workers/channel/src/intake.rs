@@ -18,7 +18,7 @@ use towpath_run::accept::{NewSteerRow, cancel, steer};
 use towpath_schemas::{
     ErrorCode,
     body::NewRun,
-    channel::{ChannelDefinition, Kind},
+    channel::{ChannelDefinition, Kind, SlackChannel},
     command::Command,
     id::{DeliveryId, InboundId, PrincipalId, RunId, SessionId, SteerId, ThreadId},
     limit::{PROMPT_BYTES, STEER_BYTES},
@@ -31,12 +31,13 @@ use crate::{
     mail::{self, dmarc::Verdict},
     message::Message,
     notice::{self, Known},
+    slack,
     state::{Door, Who, door},
     sweep::TIMER,
-    table::owner_of,
+    table::{self as channels, owner_of},
 };
 use prompt::{keep, prompt};
-use table::{Claimed, Outcome, Place, Placing};
+use table::{Claimed, Outcome, Place, Placing, Whose};
 
 /// Messages of one batch that are under way at a time; each may hold its bytes twice.
 const AT_A_TIME: usize = 4;
@@ -50,6 +51,10 @@ const LONGEST: Duration = Duration::from_secs(300);
 /// Waits while a channel is paused (resuming it ends them), and while it has taken as much as it may in a minute.
 const PAUSED: Duration = Duration::from_secs(300);
 const TOO_MANY: Duration = Duration::from_secs(10);
+/// How long after a reply its root may come: as a rule, and at most (Slack's last repetition is after six minutes).
+const MOMENT: Duration = Duration::from_secs(2);
+const ROOT_COMES: Duration = Duration::from_secs(390);
+
 pub fn handler() -> Handler {
     Handler::new("intake", subject::INTAKE_ALL, handle)
 }
@@ -87,7 +92,7 @@ async fn take_in(chassis: Chassis, claimed: Claimed) -> Result<()> {
     let span = telemetry::span_from("intake", claimed.traceparent.as_deref());
     async move {
         // A message that nobody can read must not stand in the way of others (field case C1).
-        let mut known = Known { first: claimed.opened, verified: false };
+        let mut known = Known { first: claimed.opened, answers: false };
         let considered = AssertUnwindSafe(consider(&chassis, &claimed, &mut known)).catch_unwind().await;
         let outcome = match considered {
             Ok(Ok(outcome)) => outcome,
@@ -127,6 +132,7 @@ fn word(outcome: &Outcome) -> &'static str {
         Outcome::Steered(..) => "steered",
         Outcome::Answered(_) => "answered",
         Outcome::Ignored(_) => "ignored",
+        Outcome::Elsewhere => "elsewhere",
         Outcome::Refused(_) => "refused",
         Outcome::Stopped(_) => "stopped",
         Outcome::Waiting { .. } => "waiting",
@@ -155,7 +161,8 @@ async fn consider(chassis: &Chassis, claimed: &Claimed, known: &mut Known) -> Re
     }
     let read = match channel.kind() {
         Some(Kind::Mail(settings)) => mail::message(chassis, claimed, settings).await?,
-        Some(Kind::Slack(_)) | None => return quietly(PAUSED, "its channel is of a kind that this release does not know"),
+        Some(Kind::Slack(_)) => slack::event::message(&claimed.raw),
+        None => return quietly(PAUSED, "its channel is of a kind that this release does not know"),
     };
     let message = match read {
         Ok(message) => message,
@@ -163,7 +170,9 @@ async fn consider(chassis: &Chassis, claimed: &Claimed, known: &mut Known) -> Re
     };
     let verdict = match channel.kind() {
         Some(Kind::Mail(settings)) => mail::verdict(chassis, claimed, &channel, settings, &message).await?,
-        Some(Kind::Slack(_)) | None => Verdict::NotProven,
+        // Slack has signed who wrote it.
+        Some(Kind::Slack(_)) => Verdict::Author,
+        None => Verdict::NotProven,
     };
     let verified = match verdict {
         Verdict::Author => true,
@@ -172,16 +181,40 @@ async fn consider(chassis: &Chassis, claimed: &Claimed, known: &mut Known) -> Re
         Verdict::Unsure(why) if claimed.attempts + 1 < chassis.config.limits.attempts => return Ok(failed(chassis, claimed, why)),
         Verdict::Unsure(_) => false,
     };
-    known.verified = verified;
+    known.answers = verified && message.calls;
     let mut work = chassis.begin().await?;
     table::know(&mut work, claimed, &message.head, message.author.as_deref()).await?;
     work.commit().await?;
+    if !message.calls
+        && let Some(outcome) = elsewhere(chassis, claimed, &message).await?
+    {
+        return Ok(outcome);
+    }
     match door(&channel, &message, verified) {
         Door::Ignore(reason) => Ok(Outcome::Ignored(reason)),
         Door::Refuse(reason) => Ok(Outcome::Refused(reason)),
         Door::Bounced(deliveries, why) => bounced(chassis, claimed, deliveries, &why).await,
         Door::Come { who, agent } => {
             come(chassis, claimed, &Coming { channel: &channel, message: &message, who: &who, agent: &agent }, known).await
+        }
+    }
+}
+
+/// A message that calls nobody is only of interest in a thread of ours. Its root may come after it, for as long as a provider sends again what it could not hand
+/// in at first.
+async fn elsewhere(chassis: &Chassis, claimed: &Claimed, message: &Message) -> Result<Option<Outcome>> {
+    match table::whose(&chassis.db, claimed.channel, claimed.id, &message.parents).await? {
+        Whose::Ours => Ok(None),
+        Whose::Open => quietly(SOON, "an earlier message of its thread is taken in first").map(Some),
+        Whose::Nobodys => {
+            let left = [MOMENT, ROOT_COMES].into_iter().find_map(|until| clock::scaled(until).checked_sub(claimed.age));
+            Ok(Some(match left.filter(|left| !left.is_zero()) {
+                Some(after) => {
+                    let reason = "it calls nobody, and no agent was called in its thread yet".to_owned();
+                    Outcome::Waiting { after, reason, failed: false, told: false }
+                }
+                None => Outcome::Elsewhere,
+            }))
         }
     }
 }
@@ -264,6 +297,19 @@ async fn come(chassis: &Chassis, claimed: &Claimed, coming: &Coming<'_>, known: 
     let is_open = !towpath_session::agents_of(&mut connection, &[session]).await?.is_empty();
     drop(connection);
     let command = Word::of(&message.text).filter(|_| !known.first);
+    if message.cancels.is_some_and(|run| Some(run) != live) {
+        return Ok(Outcome::Ignored("stop: its run is not live".to_owned()));
+    }
+    let fetched = match channel.kind() {
+        Some(Kind::Slack(settings)) if command.is_none() && !message.remote.is_empty() => {
+            match fetch(chassis, claimed, settings, message).await? {
+                Ok(fetched) => fetched,
+                Err(why) => return Ok(failed(chassis, claimed, why)),
+            }
+        }
+        _ => message.clone(),
+    };
+    let message = &fetched;
     match (live, command) {
         (Some(run), Some(Word::Stop)) => {
             cancel(chassis, claimed.tenant, principal, run).await?;
@@ -286,6 +332,19 @@ async fn come(chassis: &Chassis, claimed: &Claimed, coming: &Coming<'_>, known: 
             start_next(chassis, claimed, principal, request, thread).await
         }
     }
+}
+
+/// The message with its files; Err(why) when they are to be asked for later.
+async fn fetch(
+    chassis: &Chassis,
+    claimed: &Claimed,
+    slack: &SlackChannel,
+    message: &Message,
+) -> Result<std::result::Result<Message, String>> {
+    let secrets = channels::open_secrets(chassis, claimed.channel, claimed.secrets.as_deref())?;
+    let Some(token) = secrets.get("bot_token") else { return Ok(Err("the channel has no bot_token".to_owned())) };
+    let last = claimed.attempts + 1 >= chassis.config.limits.attempts;
+    slack::fetch(chassis, slack, token, message, last).await
 }
 
 /// Its author hears of it when it takes long.

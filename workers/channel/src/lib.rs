@@ -7,6 +7,7 @@ pub mod mail;
 mod message;
 mod notice;
 mod receive;
+pub mod slack;
 mod state;
 mod stuck;
 mod sweep;
@@ -21,10 +22,10 @@ pub use intake::{
     handler,
     table::{Envelope, due, inbound, replay},
 };
-pub use receive::Inbox;
+pub use receive::{Inbox, Keys};
 pub use stuck::stuck;
 pub use sweep::{sweeps, timers};
-pub use table::{broken, by_name, delete, hook_password, list, pause, put};
+pub use table::{Hook, broken, by_name, delete, hook, list, pause, put};
 
 /// How the delivery room reaches a thread.
 pub fn to_thread() -> ToThread {

@@ -1,10 +1,10 @@
 //! A message as the room sees it, by whatever it came.
 
 use serde::{Deserialize, Serialize};
-use towpath_schemas::id::{DeliveryId, ThreadId};
+use towpath_schemas::id::{DeliveryId, RunId, ThreadId};
 
 /// What a person, or a program, wrote to us.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Message {
     /// Messages that it answers by the provider's ids, the nearest first.
     pub parents: Vec<String>,
@@ -26,6 +26,8 @@ pub struct Message {
     pub remote: Vec<Remote>,
     /// What could not be taken over, for whoever works with the rest.
     pub left_out: Vec<String>,
+    /// It only asks that this run, and no other one of its thread, be canceled.
+    pub cancels: Option<RunId>,
     pub automatic: Option<Automatic>,
     pub head: Head,
 }
@@ -56,7 +58,7 @@ pub enum Automatic {
 }
 
 /// What an answer needs of the message that it answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Head {
     /// The provider's own id of the message.
     pub message_id: String,
@@ -68,6 +70,9 @@ pub struct Head {
     /// Where the provider keeps threads, what it knows this one by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<String>,
+    /// What it said, where nobody else of the thread has seen it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<String>,
 }
 
 /// What we say in a thread.

@@ -7,7 +7,7 @@ use towpath_chassis::{Chassis, Result, Work, clock};
 use towpath_delivery::{About, Due, Owed, TargetKind, notice_place};
 use towpath_schemas::{
     body::{Run, RunState},
-    channel::ChannelDefinition,
+    channel::{ChannelDefinition, Kind},
     id::{InboundId, RunId, TenantId},
 };
 
@@ -18,6 +18,7 @@ use crate::{
 
 /// An acknowledgement is left out when the answer itself comes within this.
 const ACKNOWLEDGE_AFTER: Duration = Duration::from_secs(10);
+const ACKNOWLEDGE_IN_CHAT_AFTER: Duration = Duration::from_secs(2);
 /// That a message waits is told when it still does after this.
 const WAITS_AFTER: Duration = Duration::from_secs(15);
 /// Answers that were given up which are told of at a time.
@@ -26,8 +27,9 @@ const GIVEN_UP: i64 = 100;
 /// What is known of a message when it was considered.
 #[derive(Debug, Clone, Copy)]
 pub struct Known {
-    /// Its author is who it says. Nobody else hears of a refusal: the answer would go to whom somebody named (backscatter).
-    pub verified: bool,
+    /// Its author may be told why it was refused: who called us, and is who the message says. Else the answer would go to whom somebody named (backscatter), or
+    /// disturb people who speak with each other.
+    pub answers: bool,
     /// It opened its thread.
     pub first: bool,
 }
@@ -39,18 +41,23 @@ pub(crate) fn to_author(claimed: &Claimed, channel: &ChannelDefinition, known: K
             let text = format!(
                 "{run} works on this; the answer follows here. A reply adds to it, `stop` alone in a reply cancels it, and `status` alone tells how it stands."
             );
-            (About::Accepted, Some(*run), ACKNOWLEDGE_AFTER, text)
+            let after = match channel.kind() {
+                Some(Kind::Slack(_)) => ACKNOWLEDGE_IN_CHAT_AFTER,
+                Some(Kind::Mail(_)) | None => ACKNOWLEDGE_AFTER,
+            };
+            (About::Accepted, Some(*run), after, text)
         }
         Outcome::Waiting { reason, told: true, .. } => {
             (About::Waits, None, WAITS_AFTER, format!("Your message is kept and waits: {reason}. Nothing more is needed."))
         }
-        Outcome::Refused(reason) | Outcome::Dead(reason) if known.verified => {
+        Outcome::Refused(reason) | Outcome::Dead(reason) if known.answers => {
             (About::Refused, None, Duration::ZERO, format!("Your message was not taken: {reason}."))
         }
         Outcome::Answered(text) => (About::Status, None, Duration::ZERO, text.clone()),
         Outcome::Started(_)
         | Outcome::Steered(..)
         | Outcome::Ignored(_)
+        | Outcome::Elsewhere
         | Outcome::Refused(_)
         | Outcome::Stopped(_)
         | Outcome::Waiting { .. }
@@ -158,7 +165,10 @@ pub(crate) fn status(run: &Run) -> String {
         RunState::Running => format!("{} works", run.id),
         RunState::Stopping => format!("{} is being stopped", run.id),
         RunState::Finishing => format!("{} is through and its record is being completed", run.id),
-        RunState::Succeeded | RunState::Failed | RunState::Canceled | RunState::TimedOut => format!("{} has ended", run.id),
+        RunState::Succeeded => format!("{} has succeeded", run.id),
+        RunState::Failed => format!("{} has failed", run.id),
+        RunState::Canceled => format!("{} was canceled", run.id),
+        RunState::TimedOut => format!("{} took too long and was ended", run.id),
     };
     if let Some(what) = &run.waiting_for {
         let _ = write!(text, ", waiting for: {what}");

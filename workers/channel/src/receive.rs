@@ -25,6 +25,13 @@ const TOGETHER: usize = 16;
 /// Bytes of a message that shares a commit. A larger one has its own, so that many large ones at once cannot take longer together than a sender waits.
 const SHARES_BYTES: usize = 256 * 1024;
 
+/// What a message is known by: the provider's id of its sending, and what says that two sendings are one message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keys {
+    pub delivery: String,
+    pub message: String,
+}
+
 /// The way in. Cheap to clone.
 #[derive(Clone)]
 pub struct Inbox {
@@ -43,17 +50,26 @@ impl Inbox {
         Self { chassis: chassis.clone(), group }
     }
 
-    /// Keeps a mail of a channel; false when it was kept before. Answers within
-    /// [`towpath_chassis::config::Limits::database_wait`] or with an error that lets the sender send it again.
-    pub async fn receive(&self, channel: ChannelId, envelope: Envelope, raw: Vec<u8>) -> Result<bool> {
+    /// Keeps a mail of a channel; false when it was kept before.
+    pub async fn mail(&self, channel: ChannelId, envelope: Envelope, raw: Vec<u8>) -> Result<bool> {
+        let keys = Keys {
+            delivery: hex::encode(secret::sha256(&[envelope.from.as_bytes(), b"\n", &raw].concat())),
+            message: message_id(&envelope.from, &raw),
+        };
+        self.keep(channel, keys, envelope, raw).await
+    }
+
+    /// Keeps a message of a channel; false when it was kept before. Answers within [`towpath_chassis::config::Limits::database_wait`] or with an error that lets
+    /// the sender send it again.
+    pub async fn keep(&self, channel: ChannelId, keys: Keys, envelope: Envelope, raw: Vec<u8>) -> Result<bool> {
         if raw.len() > INBOUND_BYTES {
             return Err(Error::refused(ErrorCode::TooLarge, format!("a message may hold at most {INBOUND_BYTES} bytes")));
         }
         let incoming = Incoming {
             id: InboundId::mint(),
             channel,
-            delivery_key: hex::encode(secret::sha256(&[envelope.from.as_bytes(), b"\n", &raw].concat())),
-            message_key: message_id(&envelope.from, &raw),
+            delivery_key: keys.delivery,
+            message_key: keys.message,
             envelope,
             raw,
             traceparent: telemetry::traceparent(),

@@ -147,12 +147,37 @@ pub async fn delete(chassis: &Chassis, tenant: TenantId, name: &str) -> Result<(
     work.commit().await
 }
 
-/// The password of a channel's hook: None when there is no such channel, Some(None) when it takes nothing by its hook.
-pub async fn hook_password(chassis: &Chassis, channel: ChannelId) -> Result<Option<Option<String>>> {
-    let row = sqlx::query!("select secrets from channel where id = $1 and deleted_at is null", channel.uuid())
-        .fetch_optional(&chassis.db)
-        .await?;
-    row.map(|row| Ok(open_secrets(chassis, channel, row.secrets.as_deref())?.remove("hook_password"))).transpose()
+/// What a request to a channel's hook is judged by.
+#[derive(Debug)]
+pub struct Hook {
+    pub channel: ChannelId,
+    pub definition: ChannelDefinition,
+    /// By the database's clock.
+    pub now: DateTime<Utc>,
+    secrets: BTreeMap<String, String>,
+}
+
+impl Hook {
+    pub fn secret(&self, name: &str) -> Option<&str> {
+        self.secrets.get(name).map(String::as_str)
+    }
+}
+
+/// None when there is no such channel.
+pub async fn hook(chassis: &Chassis, channel: ChannelId) -> Result<Option<Hook>> {
+    let row =
+        sqlx::query!(r#"select definition, secrets, now() as "now!" from channel where id = $1 and deleted_at is null"#, channel.uuid())
+            .fetch_optional(&chassis.db)
+            .await?;
+    row.map(|row| {
+        Ok(Hook {
+            channel,
+            definition: read_definition(row.definition)?,
+            now: row.now,
+            secrets: open_secrets(chassis, channel, row.secrets.as_deref())?,
+        })
+    })
+    .transpose()
 }
 
 /// The channel that takes mail for each of these addresses, where there is one.

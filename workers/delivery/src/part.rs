@@ -13,8 +13,8 @@ use crate::table::Due;
 pub enum Part {
     /// Nobody has tried.
     Fresh,
-    /// Somebody began to send it so long ago, and nobody knows whether it arrived.
-    Unsure(Duration),
+    /// Somebody began to send it so long ago, and nobody knows whether it arrived. `name`: what the receiver would call it, where that is known before.
+    Unsure { ago: Duration, name: Option<String> },
     /// It arrived; the receiver calls it so.
     Sent(String),
     /// The delivery was claimed by somebody else meanwhile, who goes on.
@@ -26,7 +26,7 @@ pub async fn begin(chassis: &Chassis, due: &Due, n: i32) -> Result<Part> {
     let row = sqlx::query!(
         r#"with mine as (select id, tenant_id from delivery where id = $1 and claim = $3 and ended_at is null for update),
                 fresh as (insert into delivery_part (delivery_id, n, tenant_id) select id, $2, tenant_id from mine on conflict do nothing returning n)
-           select exists (select 1 from mine) as "mine!", exists (select 1 from fresh) as "fresh!", receiver_id as "receiver_id?",
+           select exists (select 1 from mine) as "mine!", exists (select 1 from fresh) as "fresh!", sent_at is not null as "sent!", receiver_id as "receiver_id?",
                extract(epoch from now() - sending_at)::float8 as "ago?"
            from (select 1) as one left join delivery_part on delivery_id = $1 and n = $2"#,
         due.id.uuid(),
@@ -35,18 +35,41 @@ pub async fn begin(chassis: &Chassis, due: &Due, n: i32) -> Result<Part> {
     )
     .fetch_one(&chassis.db)
     .await?;
-    Ok(match (row.mine, row.fresh, row.receiver_id) {
+    Ok(match (row.mine, row.fresh, row.sent, row.receiver_id) {
         (false, ..) => Part::Lost,
-        (true, true, _) => Part::Fresh,
-        (true, false, Some(id)) => Part::Sent(id),
-        (true, false, None) => Part::Unsure(Duration::try_from_secs_f64(row.ago.unwrap_or_default()).unwrap_or_default()),
+        (true, true, ..) => Part::Fresh,
+        (true, false, true, Some(id)) => Part::Sent(id),
+        (true, false, _, name) => Part::Unsure { ago: Duration::try_from_secs_f64(row.ago.unwrap_or_default()).unwrap_or_default(), name },
     })
+}
+
+/// It is going to be sent once more.
+pub async fn again(chassis: &Chassis, due: &Due, n: i32) -> Result<()> {
+    sqlx::query!("update delivery_part set sending_at = now() where delivery_id = $1 and n = $2 and sent_at is null", due.id.uuid(), n)
+        .execute(&chassis.db)
+        .await?;
+    Ok(())
+}
+
+/// Notes what the receiver is going to call it; false when the delivery was claimed by somebody else meanwhile.
+pub async fn name(chassis: &Chassis, due: &Due, n: i32, receiver_id: &str) -> Result<bool> {
+    let done = sqlx::query!(
+        "update delivery_part set receiver_id = $4, sending_at = now() from delivery
+         where delivery_id = $1 and delivery_part.n = $2 and sent_at is null and delivery.id = delivery_id and claim = $3 and ended_at is null",
+        due.id.uuid(),
+        n,
+        due.claim,
+        receiver_id
+    )
+    .execute(&chassis.db)
+    .await?;
+    Ok(done.rows_affected() == 1)
 }
 
 /// It arrived. A late word of it counts.
 pub async fn sent(chassis: &Chassis, due: &Due, n: i32, receiver_id: &str) -> Result<()> {
     sqlx::query!(
-        "update delivery_part set sent_at = coalesce(sent_at, now()), receiver_id = coalesce(receiver_id, $3) where delivery_id = $1 and n = $2",
+        "update delivery_part set sent_at = coalesce(sent_at, now()), receiver_id = case when sent_at is null then $3 else receiver_id end where delivery_id = $1 and n = $2",
         due.id.uuid(),
         n,
         receiver_id

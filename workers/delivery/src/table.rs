@@ -212,6 +212,16 @@ pub(crate) async fn claim(work: &mut Work, ids: &[DeliveryId]) -> Result<Vec<Due
         .collect()
 }
 
+/// Whether the acknowledgement of a message is still owed.
+pub async fn acknowledging(db: &PgPool, message: InboundId) -> Result<bool> {
+    Ok(sqlx::query_scalar!(
+        r#"select exists (select 1 from delivery where inbound_id = $1 and about = 'accepted' and ended_at is null) as "owed!""#,
+        message.uuid()
+    )
+    .fetch_one(db)
+    .await?)
+}
+
 /// Records what came of an attempt, unless the delivery was claimed anew meanwhile. A late answer of 2xx still counts: it did arrive.
 pub(crate) async fn record(work: &mut Work, due: &Due, next: &Next, answer: &str) -> Result<bool> {
     let (state, after, unclaimed_too, uncounted) = match next {

@@ -1,22 +1,15 @@
 //! One attempt of a webhook, by Standard Webhooks (standardwebhooks.com, version 1): headers `webhook-id`, `webhook-timestamp`, `webhook-signature`.
 
-use std::{net::IpAddr, sync::OnceLock, time::Duration};
+use std::time::Duration;
 
 use base64::Engine;
-use reqwest::{Client, header};
-use towpath_chassis::{Chassis, Error, Result, clock, kill};
+use reqwest::header;
+use towpath_chassis::{Chassis, Error, Result, kill};
 use towpath_schemas::{ErrorCode, body::WebhookTarget, id::InboundId};
-use url::{Host, Url};
+use url::Url;
 
-use crate::{
-    address::{RefusedAddress, Resolver, refusal},
-    state::Answer,
-    table::Due,
-};
+use crate::{http, state::Answer, table::Due};
 
-/// Time limit of one attempt (Standard Webhooks advises 15 to 30 s).
-pub const ATTEMPT: Duration = Duration::from_secs(15);
-const CONNECT: Duration = Duration::from_secs(5);
 const URL_BYTES: usize = 2048;
 
 /// Refuses a target that could never be sent to. Names are resolved at each attempt, not here.
@@ -31,7 +24,7 @@ pub fn check_target(chassis: &Chassis, target: &WebhookTarget) -> Result<()> {
     if !url.username().is_empty() || url.password().is_some() {
         return refuse("deliver: leave user and password out of the URL; the signature proves who sends".to_owned());
     }
-    if let Err(why) = check_literal(chassis, &url) {
+    if let Err(why) = http::check_literal(chassis, &url) {
         return refuse(format!("deliver: {why}; the operator can allow its network by TOWPATH_WEBHOOK_ALLOW"));
     }
     match &target.secret {
@@ -45,46 +38,16 @@ fn secret_is_valid(secret: &str) -> bool {
     base64::engine::general_purpose::STANDARD.decode(encoded).is_ok_and(|bytes| (24..=64).contains(&bytes.len()))
 }
 
-/// Literal addresses never reach the resolver, so they are checked here.
-fn check_literal(chassis: &Chassis, url: &Url) -> std::result::Result<(), String> {
-    let address = match url.host() {
-        Some(Host::Ipv4(v4)) => IpAddr::V4(v4),
-        Some(Host::Ipv6(v6)) => IpAddr::V6(v6),
-        Some(Host::Domain(_)) | None => return Ok(()),
-    };
-    match refusal(address, &chassis.config.webhook_allow) {
-        Some(why) => Err(format!("{address} is {why}")),
-        None => Ok(()),
-    }
-}
-
-fn client(chassis: &Chassis) -> Result<&'static Client> {
-    static CLIENT: OnceLock<Client> = OnceLock::new();
-    if let Some(client) = CLIENT.get() {
-        return Ok(client);
-    }
-    let client = Client::builder()
-        .dns_resolver(std::sync::Arc::new(Resolver { allow: chassis.config.webhook_allow.clone() }))
-        .redirect(reqwest::redirect::Policy::none())
-        .no_proxy()
-        .connect_timeout(clock::scaled(CONNECT))
-        .timeout(clock::scaled(ATTEMPT))
-        .user_agent("towpath")
-        .build()
-        .map_err(|error| Error::broken(format!("HTTP client: {error}")))?;
-    Ok(CLIENT.get_or_init(|| client))
-}
-
 /// Sends one delivery once.
 pub async fn attempt(chassis: &Chassis, due: &Due) -> Result<Answer> {
     let Ok(url) = due.target.parse::<Url>() else { return Ok(Answer::Refused("the target is no URL".to_owned())) };
-    if let Err(why) = check_literal(chassis, &url) {
+    if let Err(why) = http::check_literal(chassis, &url) {
         return Ok(Answer::Refused(why));
     }
     let body = due.body.to_string();
     let timestamp = due.claimed_at.timestamp();
     let id = due.id.to_string();
-    let mut request = client(chassis)?
+    let mut request = http::client(chassis)?
         .post(url)
         .header(header::CONTENT_TYPE, "application/json")
         .header("webhook-id", &id)
@@ -105,7 +68,7 @@ pub async fn attempt(chassis: &Chassis, due: &Due) -> Result<Answer> {
     kill::point("send").await;
     let answer = match request.body(body).send().await {
         Ok(response) => Answer::Status { status: response.status().as_u16(), retry_after: retry_after(response.headers(), due.claimed_at) },
-        Err(error) => failure(&error),
+        Err(error) => http::failure(&error),
     };
     kill::point("sent").await;
     Ok(answer)
@@ -136,28 +99,4 @@ fn retry_after(headers: &header::HeaderMap, now: chrono::DateTime<chrono::Utc>) 
     }
     let at = chrono::DateTime::parse_from_rfc2822(text).ok()?;
     (at.to_utc() - now).to_std().ok()
-}
-
-/// Told apart by whether the request can have left this machine.
-fn failure(error: &reqwest::Error) -> Answer {
-    let mut source = std::error::Error::source(error);
-    while let Some(inner) = source {
-        if let Some(refused) = inner.downcast_ref::<RefusedAddress>() {
-            return Answer::Refused(refused.0.clone());
-        }
-        source = inner.source();
-    }
-    let why = if error.is_timeout() { "timed out".to_owned() } else { chain(error) };
-    if error.is_connect() || error.is_builder() { Answer::NotSent(why) } else { Answer::NoAnswer(why) }
-}
-
-fn chain(error: &reqwest::Error) -> String {
-    // The URL may hold a secret of the receiver's; the owner sees it as the target already.
-    let mut text = String::from("the connection failed");
-    let mut source = std::error::Error::source(error);
-    while let Some(inner) = source {
-        text = inner.to_string();
-        source = inner.source();
-    }
-    text.chars().take(300).collect()
 }

@@ -20,8 +20,8 @@ use crate::{message::Head, table::read_definition};
 /// A worker that has not recorded what became of a message by then is taken for dead, and the message is taken in again under the same ids.
 const CLAIM: Duration = Duration::from_secs(60);
 
-/// How a mail was handed to us.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// How a mail was handed to us; of nothing else is there more than the message.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Envelope {
     /// Empty for `<>`.
     pub from: String,
@@ -104,6 +104,8 @@ pub struct Claimed {
     pub channel: ChannelId,
     /// None when the channel was deleted.
     pub definition: Option<ChannelDefinition>,
+    /// The channel's, sealed.
+    pub secrets: Option<Vec<u8>>,
     /// The channel's system actor.
     pub actor: PrincipalId,
     pub envelope: Envelope,
@@ -116,6 +118,8 @@ pub struct Claimed {
     /// An earlier attempt has opened a thread for it.
     pub opened: bool,
     pub traceparent: Option<String>,
+    /// Since it came.
+    pub age: Duration,
     claim: i64,
 }
 
@@ -126,8 +130,9 @@ pub(crate) async fn claim(work: &mut Work, ids: &[InboundId]) -> Result<Vec<Clai
         r#"update inbound set claim = claim + 1, next_attempt_at = now() + make_interval(secs => $2) from channel
            where channel.id = channel_id and inbound.id in
                (select id from inbound where id = any($1) and next_attempt_at <= now() order by id for update skip locked)
-           returning inbound.id, inbound.tenant_id, channel_id, definition, deleted_at is not null as "deleted!", principal_id, envelope,
-               raw as "raw!", attempts, paused_at is not null as "paused!", steers, coalesce(thread_id = inbound.id, false) as "opened!", traceparent, claim"#,
+           returning inbound.id, inbound.tenant_id, channel_id, definition, secrets, deleted_at is not null as "deleted!", principal_id, envelope,
+               raw as "raw!", attempts, paused_at is not null as "paused!", steers, coalesce(thread_id = inbound.id, false) as "opened!", traceparent,
+               extract(epoch from now() - inbound.created_at)::float8 as "age!", claim"#,
         &ids,
         clock::scaled(CLAIM).as_secs_f64()
     )
@@ -140,6 +145,7 @@ pub(crate) async fn claim(work: &mut Work, ids: &[InboundId]) -> Result<Vec<Clai
                 tenant: row.tenant_id.into(),
                 channel: row.channel_id.into(),
                 definition: (!row.deleted).then(|| read_definition(row.definition)).transpose()?,
+                secrets: row.secrets,
                 actor: row.principal_id.into(),
                 envelope: serde_json::from_value(row.envelope).map_err(|error| Error::broken(format!("envelope: {error}")))?,
                 raw: row.raw,
@@ -148,6 +154,7 @@ pub(crate) async fn claim(work: &mut Work, ids: &[InboundId]) -> Result<Vec<Clai
                 steers: row.steers,
                 opened: row.opened,
                 traceparent: row.traceparent,
+                age: Duration::try_from_secs_f64(row.age).unwrap_or_default(),
                 claim: row.claim,
             })
         })
@@ -190,6 +197,35 @@ pub(crate) async fn know(work: &mut Work, claimed: &Claimed, head: &Head, author
     Ok(())
 }
 
+/// Whose thread a message belongs to that calls nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    Ours,
+    /// One that it answers is not through yet.
+    Open,
+    /// No agent was called in it, as far as is known.
+    Nobodys,
+}
+
+pub(crate) async fn whose(db: &PgPool, channel: ChannelId, message: InboundId, parents: &[String]) -> Result<Whose> {
+    let row = sqlx::query!(
+        r#"select exists (select 1 from thread_message where channel_id = $1 and message_id = any($2)) as "ours!",
+                  exists (select 1 from inbound where channel_id = $1 and message_key = any($2) and id <> $3 and next_attempt_at is not null) as "open!""#,
+        channel.uuid(),
+        parents,
+        message.uuid()
+    )
+    .fetch_one(db)
+    .await?;
+    Ok(if row.ours {
+        Whose::Ours
+    } else if row.open {
+        Whose::Open
+    } else {
+        Whose::Nobodys
+    })
+}
+
 /// Finds the thread of a message, or opens one.
 pub(crate) async fn place(work: &mut Work, claimed: &Claimed, placing: &Placing<'_>) -> Result<Place> {
     let (id, channel) = (claimed.id.uuid(), claimed.channel.uuid());
@@ -228,6 +264,10 @@ pub(crate) async fn place(work: &mut Work, claimed: &Claimed, placing: &Placing<
             )
             .execute(work.db())
             .await?;
+            if let Some(root) = &placing.head.root {
+                insert_message(work, claimed.channel, root, claimed.id.uuid().into(), claimed.tenant).await?;
+                wake_replies(work, claimed, root).await?;
+            }
             id
         }
     };
@@ -254,6 +294,34 @@ pub(crate) async fn place(work: &mut Work, claimed: &Claimed, placing: &Placing<
     } else {
         Place::Thread { thread: thread.into(), agent, first: thread == id }
     })
+}
+
+/// Replies to a root that came before it was known to be ours.
+async fn wake_replies(work: &mut Work, claimed: &Claimed, root: &str) -> Result<()> {
+    let rows = sqlx::query!(
+        "update inbound set next_attempt_at = now() where channel_id = $1 and state = 'waiting' and head->>'root' = $2 and id <> $3 returning id, tenant_id",
+        claimed.channel.uuid(),
+        root,
+        claimed.id.uuid()
+    )
+    .fetch_all(work.db())
+    .await?;
+    for row in rows {
+        work.command(Command::Intake { tenant: row.tenant_id.into(), inbound: row.id.into() });
+    }
+    Ok(())
+}
+
+/// The message that opened a thread by a message of ours: what the provider knows it by.
+pub(crate) async fn root(work: &mut Work, answering: &Answering, tenant: TenantId, thread: ThreadId, root: &str) -> Result<()> {
+    sqlx::query!(
+        "update inbound set head = jsonb_set(head, '{root}', to_jsonb($2::text)) where id = $1 and head->>'root' is null",
+        answering.message.uuid(),
+        root
+    )
+    .execute(work.db())
+    .await?;
+    insert_message(work, answering.channel, root, thread, tenant).await
 }
 
 /// Notes that a message belongs to a thread.
@@ -284,6 +352,8 @@ pub enum Outcome {
     /// It asked something; this is the answer.
     Answered(String),
     Ignored(String),
+    /// It calls nobody, in a thread that is not ours: nothing of it is kept.
+    Elsewhere,
     Refused(String),
     /// Its thread takes nothing more for now.
     Stopped(String),
@@ -308,6 +378,7 @@ pub(crate) async fn record(work: &mut Work, claimed: &Claimed, outcome: &Outcome
         Outcome::Refused(reason) | Outcome::Stopped(reason) => ("refused", None, Some(reason.as_str()), None, false),
         Outcome::Waiting { after, reason, failed, .. } => ("waiting", None, Some(reason.as_str()), Some(after.as_secs_f64()), *failed),
         Outcome::Dead(reason) => ("dead", None, Some(reason.as_str()), None, true),
+        Outcome::Elsewhere => return forget(work, claimed).await,
     };
     let done = sqlx::query!(
         "update inbound set state = $3, run_id = $4, reason = $5, next_attempt_at = now() + make_interval(secs => $6), attempts = attempts + $7,
@@ -324,6 +395,13 @@ pub(crate) async fn record(work: &mut Work, claimed: &Claimed, outcome: &Outcome
     )
     .execute(work.db())
     .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+async fn forget(work: &mut Work, claimed: &Claimed) -> Result<bool> {
+    let done = sqlx::query!("delete from inbound where id = $1 and claim = $2 and thread_id is null", claimed.id.uuid(), claimed.claim)
+        .execute(work.db())
+        .await?;
     Ok(done.rows_affected() == 1)
 }
 
@@ -524,6 +602,9 @@ pub async fn replay(chassis: &Chassis, tenant: TenantId, id: InboundId) -> Resul
 /// What is needed to answer a message.
 #[derive(Debug)]
 pub(crate) struct Answering {
+    /// The message that is answered.
+    pub message: InboundId,
+    pub author: Option<String>,
     pub channel: ChannelId,
     pub definition: ChannelDefinition,
     pub secrets: Option<Vec<u8>>,
@@ -538,7 +619,7 @@ pub(crate) struct Answering {
 /// None when the message or its channel is gone. The message that started a run has the run's uuid.
 pub(crate) async fn answering(db: &PgPool, tenant: TenantId, message: InboundId) -> Result<Option<Answering>> {
     let row = sqlx::query!(
-        r#"select channel.id, definition, secrets, thread.id as "thread_id?", agent_name as "agent_name?", head as "head!", broken_why
+        r#"select channel.id, definition, secrets, thread.id as "thread_id?", agent_name as "agent_name?", head as "head!", author, broken_why
            from inbound join channel on channel.id = inbound.channel_id left join thread on thread.id = thread_id
            where inbound.id = $2 and inbound.tenant_id = $1 and deleted_at is null and head is not null"#,
         tenant.uuid(),
@@ -549,6 +630,8 @@ pub(crate) async fn answering(db: &PgPool, tenant: TenantId, message: InboundId)
     row.map(|row| {
         let definition = read_definition(row.definition)?;
         Ok(Answering {
+            message,
+            author: row.author,
             channel: row.id.into(),
             secrets: row.secrets,
             thread: row.thread_id.map(ThreadId),

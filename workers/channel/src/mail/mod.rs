@@ -60,7 +60,6 @@ pub fn of(channel: &MailChannel, mail: Mail, to: Vec<String>, token: Option<Thre
         new: quote::new_part(&mail.text).map(str::to_owned),
         text: mail.text,
         attachments: mail.attachments,
-        remote: Vec::new(),
         left_out: mail.left_out,
         automatic,
         head: Head {
@@ -68,9 +67,10 @@ pub fn of(channel: &MailChannel, mail: Mail, to: Vec<String>, token: Option<Thre
             references: mail.references,
             to: mail.reply_to.or(mail.from.clone()).unwrap_or_default(),
             subject: mail.subject,
-            root: None,
+            ..Head::default()
         },
         author: mail.from,
+        ..Message::default()
     }
 }
 
