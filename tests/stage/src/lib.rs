@@ -14,6 +14,7 @@ mod record;
 mod s3;
 mod servers;
 mod shared;
+pub mod slack;
 mod tool;
 
 pub use nats::{Nats, NatsLease, connect as connect_nats};
