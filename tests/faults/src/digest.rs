@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use towpath_schemas::id::TenantId;
 use towpath_transcript::reader::{self, Cursor, Piece};
 
-use crate::World;
+use crate::{World, life::CHANNEL};
 
 /// One part: its name, and a query that gives one line of text for each row. Ids stand as whether they are there.
 const PARTS: [(&str, &str); 21] = [
@@ -97,6 +97,7 @@ impl World {
         let mut ids = self.posts();
         ids.sort_unstable();
         ids.dedup();
-        format!("results told: {}\nsupervisors: {}\n", ids.len(), self.supervisors())
+        let posted = self.slack.messages(CHANNEL).len();
+        format!("results told: {}\nposted in Slack: {posted}\nsupervisors: {}\n", ids.len(), self.supervisors())
     }
 }

@@ -1,7 +1,9 @@
 //! The life of a run, step by step, by the rooms' own functions and a pretended supervisor.
 
 use anyhow::{Context, Result, bail};
+use stage::slack;
 use towpath_agent::start::{Start, start_all};
+use towpath_channel::slack::event::{self, Came};
 use towpath_chassis::{Chassis, Error, idempotency::Key};
 use towpath_run::{
     accept::{self, NewSteerRow},
@@ -103,6 +105,9 @@ impl Life {
     }
 }
 
+/// Where people speak with the agent in Slack.
+pub const CHANNEL: &str = "C1";
+
 /// Gives commands to the handler of that name, as JetStream would. What it did not do is an error.
 pub async fn handle(process: &Process, name: &str, commands: Vec<Command>) -> Result<()> {
     for outcome in roles::handler(process, name)?.handle(&process.chassis, commands).await {
@@ -145,6 +150,21 @@ impl World {
             "mail": { "addresses": ["worker@example.org"], "smtp": { "host": "127.0.0.1", "port": 9, "tls": "none" } },
         });
         Ok(towpath_channel::put(&self.first.chassis, life.tenant, serde_json::from_value(definition)?).await?.0.id)
+    }
+
+    /// A Slack channel that everybody may write to, and a message to it.
+    pub async fn slack_message(&self, life: &Life) -> Result<()> {
+        self.slack.channel(CHANNEL);
+        let definition = serde_json::json!({
+            "name": "slack", "agent": "worker", "access": "public", "slack": { "api": self.slack.url },
+            "secrets": { "signing_secret": slack::SIGNING_SECRET, "bot_token": slack::BOT_TOKEN },
+        });
+        let channel = towpath_channel::put(&self.first.chassis, life.tenant, serde_json::from_value(definition)?).await?.0.id;
+        let ts = self.slack.say(CHANNEL, "U0ANN", "work", None);
+        let raw = slack::mention(CHANNEL, "U0ANN", "work", &ts, None).body.into_bytes();
+        let Came::Keep { keys, .. } = event::came(&raw) else { bail!("the event was not for us") };
+        towpath_channel::Inbox::start(&self.first.chassis).keep(channel, keys, towpath_channel::Envelope::default(), raw).await?;
+        Ok(())
     }
 
     /// A mail comes in.

@@ -24,6 +24,7 @@ const BATCH: usize = 256;
 const AGE: &str = "update outbox set created_at = created_at - interval '1 hour';
     update lease set until = now() - interval '1 second';
     update delivery set next_attempt_at = now() - interval '1 hour' where state = 'sending' or next_attempt_at <= now();
+    update delivery_part set sending_at = sending_at - interval '1 hour' where sent_at is null;
     update inbound set next_attempt_at = now() - interval '1 hour' where next_attempt_at is not null;
     update object set created_at = created_at - interval '2 days', unused_at = unused_at - interval '1 hour' where state <> 'live'";
 

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use sqlx::PgPool;
-use stage::NatsLease;
+use stage::{NatsLease, slack::Slack};
 use tempfile::TempDir;
 use towpath_chassis::{Chassis, Config, db, outbox};
 use towpath_journeys::Receiver;
@@ -37,6 +37,7 @@ pub struct World {
     pub first: Process,
     pub second: Process,
     pub receiver: Receiver,
+    pub slack: Slack,
     pub state: PathBuf,
     backend: Host,
     /// Requests that the receiver had got before this performance.
@@ -108,6 +109,7 @@ impl World {
             first,
             second,
             receiver: Receiver::start(&["200 OK"]).await?,
+            slack: Slack::start().await?,
             state,
             backend,
             seen: Mutex::new(0),
@@ -128,6 +130,7 @@ impl World {
         self.reborn();
         self.hosted.store(false, Ordering::Relaxed);
         self.ended.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+        self.slack.clear();
         *self.seen.get_mut().unwrap_or_else(PoisonError::into_inner) = self.receiver.received().len();
         // In one transaction: whoever still holds a lock of the last performance is waited for.
         let mut transaction = self.db().begin().await?;

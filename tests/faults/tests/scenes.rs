@@ -50,10 +50,14 @@ scenes! {
         async |process: &Process, _: &World, life: &Life| life::seal(process, life).await;
     a_result_is_delivered_under_one_id: "handler deliver", Nobody, never, World::settled,
         async |process: &Process, world: &World, _: &Life| life::handle(process, "deliver", deliveries(world).await?).await;
+    an_answer_in_several_messages_is_posted_once: "handler deliver", Nobody, never, owed_in_slack,
+        async |process: &Process, world: &World, _: &Life| life::handle(process, "deliver", deliveries(world).await?).await;
 
     a_message_starts_its_run_once: "handler intake", Nobody, never, written,
         async |process: &Process, world: &World, _: &Life| life::handle(process, "intake", world.inbound().await?).await;
 
+    a_message_of_slack_starts_its_run_once: "handler intake", Nobody, never, called_in_slack,
+        async |process: &Process, world: &World, _: &Life| life::handle(process, "intake", world.inbound().await?).await;
     a_stop_that_takes_too_long_settles_once: "timer run_wanted", Nobody, never, World::stopping,
         async |process: &Process, world: &World, life: &Life| fire(process, world, TIMER_WANTED, life.run.to_string()).await;
     a_start_that_takes_too_long_fails_once: "timer run_start", Nobody, by_epoch, World::created,
@@ -250,6 +254,28 @@ async fn written(world: &World) -> Result<Life> {
     let life = world.ready().await?;
     let channel = world.mail_channel(&life).await?;
     world.write(channel).await?;
+    Ok(life)
+}
+
+async fn called_in_slack(world: &World) -> Result<Life> {
+    let life = world.ready().await?;
+    world.slack_message(&life).await?;
+    Ok(life)
+}
+
+/// What is owed to a thread and takes three messages.
+async fn owed_in_slack(world: &World) -> Result<Life> {
+    let life = called_in_slack(world).await?;
+    sqlx::query("update inbound set state = 'answered', next_attempt_at = null, handled_at = now(), head = $1")
+        .bind(serde_json::json!({ "message_id": "T0TEAM/C1/1", "references": [], "to": "C1", "subject": "", "root": "T0TEAM/C1/1700000000.000001" }))
+        .execute(world.db())
+        .await?;
+    sqlx::query(
+        "insert into delivery (id, tenant_id, inbound_id, n, about, kind, target, body, state, next_attempt_at)
+         select gen_random_uuid(), tenant_id, id, -1, 'status', 'thread', 'inb', jsonb_build_object('text', repeat('word ', 2000)), 'pending', now() from inbound",
+    )
+    .execute(world.db())
+    .await?;
     Ok(life)
 }
 

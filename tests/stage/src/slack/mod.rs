@@ -118,6 +118,12 @@ impl Slack {
         Ok(Self { url: format!("{origin}/api"), state, _serving: serving })
     }
 
+    /// Forgets everything.
+    pub fn clear(&self) {
+        let mut state = lock(&self.state);
+        *state = State { origin: std::mem::take(&mut state.origin), ..State::default() };
+    }
+
     /// `X-Slack-Signature` of a body.
     pub fn sign(timestamp: i64, body: &str) -> String {
         let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(SIGNING_SECRET.as_bytes()) else { return String::new() };
