@@ -222,8 +222,13 @@ impl Client {
 
     /// The status of the answer; its body is read to the end.
     pub async fn send(&mut self, method: &str, path: &str, body: &str) -> Result<u16> {
+        self.send_with(method, path, body, &format!("authorization: Bearer {TOKEN}\r\n")).await
+    }
+
+    /// With these header lines.
+    pub async fn send_with(&mut self, method: &str, path: &str, body: &str, headers: &str) -> Result<u16> {
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {TOKEN}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\n{headers}content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             self.listen,
             body.len()
         );

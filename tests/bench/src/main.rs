@@ -7,6 +7,7 @@ mod idle;
 mod life;
 mod limit;
 mod queue;
+mod slack;
 mod streams;
 
 use clap::{Parser, Subcommand};
@@ -39,6 +40,8 @@ enum What {
     Idle,
     /// 1,000 event streams of one run that prints, with and without those that do not read
     Streams,
+    /// How long signed Slack events wait for their answer
+    Slack,
 }
 
 #[tokio::main]
@@ -52,6 +55,7 @@ async fn main() -> anyhow::Result<()> {
         What::Dispatch => life::measure(&ground, life::Until::Started).await,
         What::Queue => queue::measure(&ground).await,
         What::Idle => idle::measure(&ground).await,
+        What::Slack => slack::measure(&ground).await,
         What::Streams => streams::measure(&ground).await,
         What::Drain => life::measure(&ground, life::Until::Settled).await,
     };

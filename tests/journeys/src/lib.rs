@@ -20,7 +20,7 @@ use reqwest::{Client, Method, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use sqlx::{PgPool, Row};
-use stage::{NatsLease, S3Access, wait_for};
+use stage::{NatsLease, Options, S3Access, Servers, wait_for};
 use tempfile::TempDir;
 pub use terminal::{AtTerminal, Viewer};
 
@@ -45,6 +45,15 @@ impl Ground {
             s3: stage::fresh_bucket().await?,
             lease: Some(nats),
         })
+    }
+
+    /// Servers of a test that breaks them; they end when they are dropped.
+    pub async fn own_servers() -> Result<(TempDir, Servers, Self)> {
+        let folder = tempfile::Builder::new().prefix("towpath-servers-").tempdir_in("/tmp")?;
+        std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        let servers = Servers::start(Options::new(folder.path())).await?;
+        let ground = Self::own(servers.database_url(), servers.nats_url(), servers.s3());
+        Ok((folder, servers, ground))
     }
 
     pub fn own(database_url: String, nats_url: String, s3: S3Access) -> Self {

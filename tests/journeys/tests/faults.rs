@@ -6,8 +6,7 @@ use anyhow::{Context, Result, ensure};
 use futures::{SinkExt, StreamExt};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use stage::{Mode, Options, Proxy, Servers, wait_for};
-use tempfile::TempDir;
+use stage::{Mode, Proxy, wait_for};
 use tokio_tungstenite::tungstenite::Message;
 use towpath_chassis::{config::Hidden, secret::Secrets};
 use towpath_journeys::{Ground, SOON, World, sha256, supervisors};
@@ -41,15 +40,6 @@ while count < 50_000_000:
 with open("/workspace/witness", "a") as file:
     file.write("%d %s\n" % (count, digest.hexdigest()))
 "#;
-
-/// Servers of a test that breaks them.
-async fn own_servers() -> Result<(TempDir, Servers, Ground)> {
-    let folder = tempfile::Builder::new().prefix("towpath-servers-").tempdir_in("/tmp")?;
-    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-    let servers = Servers::start(Options::new(folder.path())).await?;
-    let ground = Ground::own(servers.database_url(), servers.nats_url(), servers.s3());
-    Ok((folder, servers, ground))
-}
 
 async fn printing(world: &World, run: &str, most: i64) -> Result<()> {
     world.until(run, SOON, |value| value["transcript"]["bytes"].as_i64().unwrap_or(0) > most).await?;
@@ -109,7 +99,7 @@ async fn killing_api_and_worker_half_way_loses_no_byte_and_runs_nothing_twice() 
 
 #[tokio::test]
 async fn an_emptied_nats_half_way_loses_no_byte() -> Result<()> {
-    let (_folder, servers, ground) = own_servers().await?;
+    let (_folder, servers, ground) = Ground::own_servers().await?;
     let world = World::prepare(ground, &[]).await?;
     world.spawn("all", &["dev"])?;
     world.ready().await?;
@@ -132,7 +122,7 @@ async fn an_emptied_nats_half_way_loses_no_byte() -> Result<()> {
 
 #[tokio::test]
 async fn an_emptied_nats_between_the_end_and_its_seal_loses_nothing() -> Result<()> {
-    let (_folder, servers, ground) = own_servers().await?;
+    let (_folder, servers, ground) = Ground::own_servers().await?;
     let world = World::prepare(ground, &[]).await?;
     // No role `transcript`: nothing is sealed.
     world.spawn("api", &["api"])?;
@@ -233,7 +223,7 @@ async fn a_server_that_is_away_at_start_is_waited_for_and_named() -> Result<()> 
 
 #[tokio::test]
 async fn servers_that_go_away_in_the_middle_delay_and_lose_nothing() -> Result<()> {
-    let (_folder, servers, ground) = own_servers().await?;
+    let (_folder, servers, ground) = Ground::own_servers().await?;
     let world = World::prepare(ground, &[]).await?;
     world.spawn("all", &["dev"])?;
     world.ready().await?;

@@ -1,6 +1,9 @@
 //! Slack, end to end, against a stand-in of its Web API that keeps to its documentation and misbehaves on request.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use reqwest::{Method, StatusCode};
@@ -462,4 +465,71 @@ async fn a_slash_command_and_a_direct_message_open_threads_of_their_own() -> Res
     .await
     .with_context(|| office.world.logs())?;
     office.world.finish().await
+}
+
+#[tokio::test]
+async fn five_thousand_events_while_postgres_restarts_are_one_run_for_each_message() -> Result<()> {
+    const EVENTS: usize = 5000;
+    const SENDERS: usize = 16;
+    let (_folder, servers, ground) = Ground::own_servers().await?;
+    let slack = Slack::start().await?;
+    slack.channel("C1");
+    let world = World::prepare(ground, &[]).await?;
+    world.spawn("all", &["dev"])?;
+    world.ready().await?;
+    world.agent("helper", &["/bin/true"], json!({})).await?;
+    let mut office = Office { world, slack, hook: String::new() };
+    office.hook = office.apply(json!({ "acknowledge": false, "messages_per_minute": 100_000 })).await?;
+    // They are started, and none of them has to run for this.
+    sqlx::query("update tenant set paused_at = now()").execute(&office.world.db).await?;
+    let messages: Vec<Event> = (0..EVENTS * 7 / 10).map(|n| mention("C1", ANN, "x", &format!("9.{n:06}"), None)).collect();
+    // The rest are repetitions of the same event, and twins under another id.
+    let twins: Vec<Event> =
+        (0..EVENTS * 15 / 100).map(|n| message("C1", ANN, &format!("<@{BOT_USER}> x"), &format!("9.{:06}", n * 2), None)).collect();
+    let again = messages.iter().step_by(4).take(EVENTS - messages.len() - twins.len());
+    let mut all: Vec<&Event> = messages.iter().chain(&twins).chain(again).collect();
+    ensure!(all.len() == EVENTS, "{}", all.len());
+    // Mixed, and always in the same way.
+    all.sort_by_key(|event| towpath_journeys::sha256(event.body.as_bytes()));
+    let (sent, refused) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let sender = async |lane: usize| -> Result<()> {
+        for event in all.iter().skip(lane).step_by(SENDERS) {
+            // Slack sends again what was not answered with 200.
+            for attempt in 0.. {
+                ensure!(attempt < 600, "never taken");
+                match office.post(&event.body, attempt.min(3)).await {
+                    Ok((StatusCode::OK, _)) => break,
+                    Ok((StatusCode::SERVICE_UNAVAILABLE, _)) => refused.fetch_add(1, Ordering::Relaxed),
+                    Ok((status, answer)) => anyhow::bail!("{status} {answer}"),
+                    Err(error) => return Err(error),
+                };
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            sent.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    };
+    let breaker = async {
+        wait_for("a third to be sent", SOON, async || (sent.load(Ordering::Relaxed) > EVENTS / 3).then_some(())).await?;
+        servers.postgres.kill9()?;
+        wait_for("a refusal", SOON, async || (refused.load(Ordering::Relaxed) > 0).then_some(())).await?;
+        servers.postgres.start().await
+    };
+    let senders = futures::future::try_join_all((0..SENDERS).map(sender));
+    futures::future::try_join(senders, breaker).await.with_context(|| office.world.logs())?;
+    let count = |sql: &'static str| office.world.count(sql);
+    wait_for("all messages to be taken in", SOON * 5, async || {
+        (count("select count(*) from inbound where next_attempt_at is not null").await.ok()? == 0).then_some(())
+    })
+    .await
+    .with_context(|| office.world.logs())?;
+    let (kept, started, runs) = (
+        count("select count(*) from inbound").await?,
+        count("select count(*) from inbound where state = 'started' and run_id = id").await?,
+        count("select count(*) from run").await?,
+    );
+    let wanted = i64::try_from(messages.len())?;
+    ensure!((kept, started, runs) == (wanted, wanted, wanted), "kept {kept}, started {started}, runs {runs} of {wanted}");
+    ensure!(count("select count(*) from dead").await? == 0, "something was laid aside");
+    Ok(())
 }

@@ -4,9 +4,13 @@
 mod prompt;
 pub mod table;
 
-use std::{panic::AssertUnwindSafe, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    time::{Duration, Instant},
+};
 
 use futures::{FutureExt, StreamExt, stream};
+use tokio::time::timeout;
 use towpath_agent::start::{Start, start_all};
 use towpath_chassis::{
     Chassis, Error, Result, clock,
@@ -41,7 +45,7 @@ use table::{Claimed, Outcome, Place, Placing, Whose};
 
 /// Messages of one batch that are under way at a time; each may hold its bytes twice.
 const AT_A_TIME: usize = 4;
-/// Wait of those that did not fit into a batch.
+/// Wait of those that a batch did not come to.
 const AGAIN: Duration = Duration::from_millis(200);
 /// Wait for an earlier message of the same thread, and for a run that is about to move.
 const SOON: Duration = Duration::from_secs(1);
@@ -73,19 +77,38 @@ async fn handle(chassis: Chassis, batch: Vec<Command>) -> Result<Vec<Handled>> {
             | Command::Unknown => None,
         })
         .collect();
-    let now = &ids[..ids.len().min(AT_A_TIME)];
+    // Time is left for those that were begun with.
+    let (began, most) = (Instant::now(), chassis.config.limits.handler / 4);
+    let done = stream::iter(ids)
+        .map(|id| {
+            let chassis = chassis.clone();
+            async move {
+                if began.elapsed() < most {
+                    claim_and_take_in(chassis, id).await.map(|()| Handled::Done)
+                } else {
+                    Ok(Handled::Later(AGAIN))
+                }
+            }
+        })
+        .buffered(AT_A_TIME)
+        .map(|handled| {
+            handled.unwrap_or_else(|error| {
+                // It is due again by itself.
+                tracing::warn!(error = error.chain(), "a message is taken in again later");
+                Handled::Done
+            })
+        });
+    Ok(done.collect().await)
+}
+
+async fn claim_and_take_in(chassis: Chassis, id: InboundId) -> Result<()> {
     let mut work = chassis.begin().await?;
-    let claimed = table::claim(&mut work, now).await?;
+    let claimed = table::claim(&mut work, &[id]).await?;
     work.commit().await?;
-    let results: Vec<Result<()>> =
-        stream::iter(claimed).map(|claimed| take_in(chassis.clone(), claimed)).buffer_unordered(AT_A_TIME).collect().await;
-    for result in results {
-        // One whose outcome was not recorded is due again by itself.
-        if let Err(error) = result {
-            tracing::warn!(error = error.chain(), "a message is taken in again later");
-        }
+    for claimed in claimed {
+        take_in(chassis.clone(), claimed).await?;
     }
-    Ok((0..batch.len()).map(|index| if index < now.len() { Handled::Done } else { Handled::Later(AGAIN) }).collect())
+    Ok(())
 }
 
 async fn take_in(chassis: Chassis, claimed: Claimed) -> Result<()> {
@@ -344,7 +367,16 @@ async fn fetch(
     let secrets = channels::open_secrets(chassis, claimed.channel, claimed.secrets.as_deref())?;
     let Some(token) = secrets.get("bot_token") else { return Ok(Err("the channel has no bot_token".to_owned())) };
     let last = claimed.attempts + 1 >= chassis.config.limits.attempts;
-    slack::fetch(chassis, slack, token, message, last).await
+    // Shorter than a batch may take, or it would never be through.
+    match timeout(chassis.config.limits.handler / 2, slack::fetch(chassis, slack, token, message, last)).await {
+        Ok(fetched) => fetched,
+        Err(_) if last => {
+            let mut without = message.clone();
+            without.left_out.extend(without.remote.drain(..).map(|file| format!("{}: it took too long to fetch", file.name)));
+            Ok(Ok(without))
+        }
+        Err(_) => Ok(Err("its files take too long to fetch".to_owned())),
+    }
 }
 
 /// Its author hears of it when it takes long.
